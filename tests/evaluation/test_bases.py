@@ -1,6 +1,7 @@
 """How a base reads a text: tokens, bits as transformers computes them, and a best only if sure."""
 
 import json
+import logging
 import math
 
 import numpy as np
@@ -46,8 +47,10 @@ def bases(*arguments):
     return CliRunner().invoke(app, ["bases", *map(str, arguments)])
 
 
-def test_bits_are_those_of_transformers_one_line_at_a_time(lab, files):
+def test_bits_are_those_of_transformers_one_line_at_a_time(lab, files, monkeypatch, caplog):
     model, tokenizer = lab
+    monkeypatch.setattr(tokenizer, "model_max_length", 9)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     lines = [*read_sample("qaa.txt")[:20], "x " * 700]
     expected = []
     for line in lines[:-1]:
@@ -60,6 +63,7 @@ def test_bits_are_those_of_transformers_one_line_at_a_time(lab, files):
     found = bits_of(model, tokenizer, lines)
     np.testing.assert_allclose(found[:-1], expected, rtol=1e-4)
     assert found[-1] > 0  # longer than the model reads at once
+    assert not caplog.records  # that a text is longer
 
 
 def test_tokens_that_are_parts_of_characters_are_counted():
@@ -142,12 +146,13 @@ def test_a_mistake_is_one_line(files):
 
 
 def test_a_glance_says_in_words_how_the_base_reads(lab, files):
-    lines = read_sample("qaa.txt")
-    assert glance("lab", *lab, lines[:9]) is None
-    reading = glance("lab", *lab, lines)
+    (files / "long.txt").write_text("".join(f"{i} {'a ' * 999}\n" for i in range(20)))
+    assert max(map(len, read_sample("long.txt"))) == 400
+    sample = read_sample("qaa.txt")
+    assert glance("lab", *lab, sample[:9]) is None
+    reading = glance("lab", *lab, sample)
     assert "bits per byte" in reading.line("Furo")
     assert "tokens per" in reading.line("Furo")
-    sample = read_sample("qaa.txt")
     bits = spelling_bits(sample)
     n = len(bits)
     worse, better = (Counts(np.ones(n), np.zeros(n), 0, bits * by) for by in (1.5, 0.5))

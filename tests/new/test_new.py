@@ -435,8 +435,11 @@ def test_a_text_with_the_test_and_one_in_another_language_are_cautions(files, un
                               "in English, give en in place of sw.")  # fmt: skip
     assert said[1].startswith("The test documents may be in another language than Swahili: ")
     assert new("unknown", language="klingon", text="english.txt").exit_code == 0
-    (said, *_) = read_study(files / "unknown" / "study.yaml").cautions
+    said = read_study(files / "unknown" / "study.yaml").cautions[0]
     assert "py3langid does not know tlh; it identifies 30 of these texts as en 100%; if" in said
+    (files / "am.txt").write_text("".join(f"ዋና {'አዲስ ' * i}\n" for i in range(1, 20)), "utf-8")
+    done = new("am", language="am", text="am.txt")
+    assert "The text in Amharic: 100% of the tokens are '<unk>', because the base's" in done.output
 
 
 def test_labels_that_yaml_or_a_list_would_cut_stay_whole(files, unmeasured):

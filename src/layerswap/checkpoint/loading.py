@@ -104,7 +104,10 @@ def load_tokenizer(source: PathLike, *, named: str | None = None, gguf: str | No
 
     options = {"gguf_file": gguf} if gguf else {}
     with _refusing(source, named, "its tokenizer", gguf=gguf is not None):
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+    # Every use has its own limit of length, so the note of transformers counts as written.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
 
 
 def with_thinking(template: str, think: str, *, default: bool = False) -> str:

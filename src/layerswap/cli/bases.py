@@ -34,15 +34,16 @@ def bases(
     Options:
         text TEXT: Text in the language, line by line.
         base BASE...: Folders, GGUF files or Hub ids.
-        lines: Lines to read, evenly spaced over TEXT.
+        lines: Lines to read, evenly spaced over TEXT, 400 characters of each.
         tokenizer_only: Count tokens alone, without weights.
     """
-    from layerswap.evaluation.bases import count_base, describe, find_best, read_sample
+    from layerswap.evaluation.bases import CHARACTERS, count_base, describe, find_best, read_sample
     from layerswap.ground.errors import RecipeError
 
     if twice := next((source for source in base if base.count(source) > 1), None):
         raise RecipeError(f"{twice}: is given twice; name each base once")
     sample = read_sample(text, lines)
+    output.log(f"reading {len(sample)} lines of {text}, at most {CHARACTERS} characters of each")
     counts = []
     with output.step_progress("reading", len(base), "bases") as step:
         for source in base:

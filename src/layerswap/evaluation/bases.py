@@ -23,8 +23,8 @@ from layerswap.reading.files import check_text, evenly_spaced, lines_of
 LINES = 100
 """Lines that are read of a text, evenly spaced."""
 FEWEST_LINES = 10
-GLANCE, GLANCE_CHARACTERS = 50, 400
-"""Lines, and characters of each, that a glance reads."""
+GLANCE, CHARACTERS = 50, 400
+"""Lines that a glance reads, and characters that are read of a line."""
 WINDOW = 512
 """Tokens that a model reads at once; a longer line is read in pieces."""
 ORDER = 2
@@ -93,7 +93,7 @@ class Reading:
 
 
 def read_sample(text: str, count: int = LINES) -> Sequence[str]:
-    """Read evenly spaced lines of a text.
+    """Read the beginnings of evenly spaced lines of a text.
 
     Raises:
         DataError: the file is not plain text, or there are too few lines.
@@ -105,7 +105,7 @@ def read_sample(text: str, count: int = LINES) -> Sequence[str]:
             f"{text}: {counted(len(lines), 'line')}, too few for an interval; give at least "
             f"{FEWEST_LINES}, one sentence each"
         )
-    return evenly_spaced(lines, count)
+    return [line[:CHARACTERS].strip() for line in evenly_spaced(lines, count)]
 
 
 def is_spaced(lines: Sequence[str]) -> bool:
@@ -304,7 +304,7 @@ def find_best(lines: Sequence[str], counts: Sequence[Counts]) -> int | None:
 
 def glance(base: str, model: Any, tokenizer: Any, texts: Sequence[str]) -> Reading | None:
     """Describe how a model in memory reads a few texts; None for fewer than ten."""
-    full = [" ".join(text.split())[:GLANCE_CHARACTERS].strip() for text in texts if text.strip()]
+    full = [" ".join(text.split())[:CHARACTERS].strip() for text in texts if text.strip()]
     if len(full) < FEWEST_LINES:
         return None
     lines = evenly_spaced(full, GLANCE)

@@ -42,6 +42,14 @@ def compare(runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] 
         raise EvaluationError("a comparison needs two models; there is " + ", ".join(names))
     rows = list(dict.fromkeys(row for name in names for row in scores[name]))
     named = {name: scores[name] for name in names}
+    tasks = {name: [row for row, answers in by.items()
+                    if not all(answer.is_baseline for answer in answers.values())]
+             for name, by in named.items()}  # fmt: skip
+    asked = [name for name in names if tasks[name]]
+    every = [row for own in tasks.values() for row in own]
+    if len(asked) > 1 and len({*every}) == len(every):
+        has = "; ".join(f"{name}: {' '.join(filter(None, tasks[name][0][:2]))}" for name in asked)
+        raise EvaluationError(f"the models have no task in common ({has}); evaluate them on one")
     notes = [note for row in rows for note in _differences(named, row)]
     results = [_compared(named, row, frozenset(flattered)) for row in rows]
     return Results(results, names, [*notes, *_left_out(results)])

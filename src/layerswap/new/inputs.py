@@ -28,6 +28,7 @@ from layerswap.new.tasks import Document, Task, read_task
 from layerswap.reading.files import evenly_spaced
 from layerswap.reading.letters import bare
 from layerswap.study.spec import FOLDS
+from layerswap.training.mix.card import unknown_warning
 from layerswap.training.mix.examples import shown
 from layerswap.training.mix.schema import ready_recipes
 from layerswap.training.mix.templates import parse_template, text_of
@@ -214,7 +215,7 @@ class Inputs:
 
     def tokens(self, text: str) -> int:
         """The number of tokens of a text."""
-        return len(self.tokenizer(text, verbose=False)["input_ids"])
+        return len(self.tokenizer(text)["input_ids"])
 
     @cached_property
     def task_rows(self) -> list[tuple[str, str]]:
@@ -237,13 +238,14 @@ class Inputs:
         return max(16, min(2 * longest, max(longest, 512), room))
 
     def unwritable(self, language: LanguageInput) -> Iterator[str]:
-        """Cautions for the report: prompts and answers beyond the base's length or letters."""
+        """Cautions for the report: texts beyond the base's letters or length."""
+        if said := unknown_warning(({"text": text} for text in language.texts()), self.tokenizer):
+            yield f"The text in {language.name}: {said}."
         task, test = self.task, language.tests.get("test", ())
         if not (isinstance(task, Task) and task.generates and test) or task.numeric:
             return
         pairs, room = task.pairs(test), self.longest - self.most_written
-        codes = {answer: self.tokenizer(answer, verbose=False)["input_ids"]
-                 for _, answer in pairs}  # fmt: skip
+        codes = {answer: self.tokenizer(answer)["input_ids"] for _, answer in pairs}
         cut = sum(self.tokens(prompt) > room for prompt, _ in pairs)
         long = sum(len(ids) > self.most_written for ids in codes.values())
         lost = sum(normalised(self.tokenizer.decode(ids, skip_special_tokens=True))

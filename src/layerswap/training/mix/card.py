@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import islice
 from os.path import commonprefix
 from pathlib import Path
 from statistics import fmean
@@ -206,12 +207,12 @@ def ending_warning(rows: Dataset, tokenizer: Any, ends: Collection[str]) -> str 
     )
 
 
-def unknown_warning(rows: Dataset, tokenizer: Any) -> str | None:
+def unknown_warning(rows: Iterable[Mapping[str, Any]], tokenizer: Any) -> str | None:
     """Warn if the tokenizer does not know many tokens of the first rows."""
     if tokenizer.unk_token_id is None:
         return None
     texts: list[str] = []
-    for row in rows.select(range(min(len(rows), CHECKED_ROWS))):
+    for row in islice(rows, CHECKED_ROWS):
         for value in row.values():
             texts += [value] if isinstance(value, str) else [turn["content"] for turn in value]
     tokens = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
