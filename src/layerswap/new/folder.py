@@ -50,8 +50,7 @@ def create(request: Request, log: Log = lambda line: None) -> tuple[Settings, St
         found += language.found()
         for split, documents in language.tests.items():
             given = request.documents[split][language.code]
-            remark = language.remarks[split]
-            found += found_in_test(given, split, documents, remark, language.name)
+            found += found_in_test(given, split, documents, language.remarks[split], language.name)
             assert isinstance(inputs.task, Task)  # other tasks have no files of tests
             inputs.cautions.extend(inputs.task.contradictions(documents, Path(given).name))
         for rows in filter(None, [language.task, language.labelled]):

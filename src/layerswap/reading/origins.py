@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from glob import escape
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -224,6 +225,7 @@ def matching_files(folder: Path, pattern: str) -> list[str]:
         file for file in matching if file.is_file() and not file.match("cache-*.arrow")
     )
     if not files:
+        path = Path(normpath(path))
         shards = sorted(path.rglob("data-*.arrow"), key=lambda file: "train" not in file.parts)
         saved = [*shards, *path.glob("*.txt"), path / "x.parquet"][0]
         inside = f"is a folder; give the files of one split, such as {saved.with_stem('*')}"

@@ -156,10 +156,8 @@ def boundary_warning(rows: Dataset, tokenizer: Any) -> str | None:
         return None
     prompts = list(rows["prompt"])
     wholes = [prompt + answer for prompt, answer in zip(prompts, rows["completion"], strict=True)]
-    short, long = (
-        tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        for texts in (prompts, wholes)
-    )
+    short = tokenizer(prompts, add_special_tokens=False, verbose=False)["input_ids"]
+    long = tokenizer(wholes, add_special_tokens=False, verbose=False)["input_ids"]
     count = sum(long[i][: len(ids)] != ids for i, ids in enumerate(short))
     if not count:
         return None
