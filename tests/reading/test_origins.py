@@ -165,7 +165,7 @@ def test_a_card_that_declares_configurations_decides_their_files(tmp_path):
     [
         ({"path": "no.jsonl"}, "{tmp}/no.jsonl: no such file"),
         ({"path": "*.jsonl"}, "{tmp}/*.jsonl: no such file"),
-        ({"path": "x/.."}, "{tmp}: is a folder; give the files of one split, such as {tmp}/*.parquet"),
+        ({"path": "x/.."}, "{tmp}: is a folder; give the files of one split, such as {tmp}/*.parq"),
         ({"path": "x.unknown"}, "{tmp}/x.unknown: unknown format '.unknown'; give format: jsonl, "
          "json, csv, parquet, arrow, text or paragraphs"),
     ],
