@@ -213,7 +213,7 @@ def unknown_warning(rows: Iterable[Mapping[str, Any]], tokenizer: Any) -> str | 
     for row in islice(rows, CHECKED_ROWS):
         for value in row.values():
             texts += [value] if isinstance(value, str) else [turn["content"] for turn in value]
-    tokens = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     unknown = sum(ids.count(tokenizer.unk_token_id) for ids in tokens)
     share = unknown / max(1, sum(map(len, tokens)))
     if share < MOST_UNKNOWN:
