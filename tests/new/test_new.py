@@ -432,7 +432,7 @@ def test_a_text_with_the_test_and_one_in_another_language_are_cautions(files, un
     said = read_study(files / "other" / "study.yaml").cautions
     assert said[0].startswith("The text may be in another language than Swahili: py3langid finds "
                               "little sw; it identifies 30 of these texts as en 100%; if they are "
-                              "in English, give en in place of sw.")  # fmt: skip
+                              "in English, give en instead of sw.")  # fmt: skip
     assert said[1].startswith("The test documents may be in another language than Swahili: ")
     assert new("unknown", language="klingon", text="english.txt").exit_code == 0
     said = read_study(files / "unknown" / "study.yaml").cautions[0]

@@ -106,7 +106,8 @@ def load_tokenizer(source: PathLike, *, named: str | None = None, gguf: str | No
     with _refusing(source, named, "its tokenizer", gguf=gguf is not None):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
     # Every use has its own limit of length, so the note of transformers counts as written.
-    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    noted = getattr(tokenizer, "deprecation_warnings", {})
+    noted["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 

@@ -231,9 +231,7 @@ def languages_seen(texts: Iterable[str], language: str, *, clear: bool = False) 
     is_clear = 3 * count >= 2 * found.total()
     if clear and known is None and not is_clear:
         return None
-    remedy = (
-        f"; if they are in {language_name(most)}, give {most} in place of {language}" * is_clear
-    )
+    remedy = f"; if they are in {language_name(most)}, give {most} instead of {language}" * is_clear
     shares = (f"{code} {n / found.total():.0%}" for code, n in found.most_common(3))
     verb = "does not know" if known is None else "finds little"
     return (
