@@ -95,7 +95,8 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
         (
             {"init_lora_weights": "pissa_niter_4"},
             ": was initialised with pissa_niter_4, which may change the base too; save it again "
-            "with PEFT's path_initial_model_for_weight_conversion",
+            "with PEFT's path_initial_model_for_weight_conversion, which needs the adapter as it "
+            "was before its training",
         ),
         (
             {"peft_type": None, "fine_tune_type": "lora"},

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
-from layerswap.checkpoint.adapter import (
-    MERGE_FIRST,
-    Adapter,
-    LowRank,
-    match_tensors,
-    read_adapter,
-)
+from layerswap.checkpoint.adapter import MERGE_FIRST, Adapter, LowRank, match_tensors, read_adapter
 from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
 from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.given import Given, fetch_checkpoint, is_adapter
@@ -238,9 +232,10 @@ def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
         if where == HEAD and base.labelled:
             continue
         if where is not None and where.role in ("embedding", "head"):
+            apart = "give its base a head of its own, and " * (where == HEAD)
             raise CheckpointError(
-                f"changes {path!r}, but embedding and head are one tensor here (tied); merge it "
-                "into its base with PEFT's merge_and_unload first"
+                f"changes {path!r}, but embedding and head are one tensor here (tied); {apart}"
+                f"{MERGE_FIRST}"
             )
 
 

@@ -57,6 +57,12 @@ MORE_THAN_LORA = {
 """Settings of PEFT that are refused, with their names in a message."""
 STARTS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
 """Initialisations that do not change the base. Others may, so they are refused."""
+REPEATED = ("pissa", "olora")
+"""Initialisations that PEFT computes anew, and exactly, when it loads the adapter."""
+CONVERT = (
+    "save it again with PEFT's path_initial_model_for_weight_conversion, which needs the adapter "
+    "as it was before its training"
+)
 
 
 @dataclass(frozen=True)
@@ -157,9 +163,9 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{label} ({key}) is more than LoRA; {MERGE_FIRST}")
     start = config.get("init_lora_weights")
     if not (start is None or isinstance(start, bool) or str(start).lower() in STARTS):
+        remedy = MERGE_FIRST if str(start).lower() in REPEATED else CONVERT
         raise CheckpointError(
-            f"was initialised with {clipped(str(start))}, which may change the base too; save it "
-            "again with PEFT's path_initial_model_for_weight_conversion"
+            f"was initialised with {clipped(str(start))}, which may change the base too; {remedy}"
         )
 
 

@@ -38,6 +38,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder / CONFIG}: model_type is {quoted(config['model_type'])}, not a name"
         )
+    if names:  # torch's `fully_shard` puts FSDP before the names of classes
+        config["architectures"] = [name.removeprefix("FSDP") for name in names]
     return config
 
 

@@ -6,13 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend
@@ -417,11 +411,7 @@ def _model_values(
 
 
 def _shared(
-    spelling: Spelling,
-    stack_slice: StackSlice,
-    source: Model,
-    tensors: tuple[str, str],
-    t: float,
+    spelling: Spelling, stack_slice: StackSlice, source: Model, tensors: tuple[str, str], t: float
 ) -> dict[str, Scalar]:
     """The values for all sources, by a tensor's names in the output and in the first source."""
     values: dict[str, Scalar] = {}

@@ -13,15 +13,7 @@ from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, Conditio
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import LayerswapError
 from layerswap.ground.types import counted
-from layerswap.report.tables import (
-    STAR,
-    Difference,
-    Number,
-    Share,
-    Table,
-    best_cells,
-    unit_of,
-)
+from layerswap.report.tables import STAR, Difference, Number, Share, Table, best_cells, unit_of
 from layerswap.report.tables import score as score_words
 
 if TYPE_CHECKING:

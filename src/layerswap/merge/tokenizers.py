@@ -194,6 +194,12 @@ def align(
     choice = chosen_tokenizer(recipe, own)
     compared = {} if one_size and not difference else checkpoints
     known = {n: ids for n, c in compared.items() if (ids := read_vocabulary(c.folder))}
+    unread = next((n for n, c in compared.items() if n not in known and _files(c.folder)), None)
+    if difference and unread:
+        raise MergeError(
+            f"{difference}; {unread} has no tokenizer.json to align rows by: save its tokenizer "
+            "again with transformers"
+        )
     if difference and all(sizes.values()):
         for name, ids in known.items():  # no choice mends tokens without rows
             _check_rows(name, ids, sizes[name])
