@@ -255,7 +255,7 @@ def test_a_model_with_one_answer_and_labels_that_development_lacks_are_cautions(
     other[split.development] = "of another task"
     assert found(labels=other)[1].startswith("The development documents of news, sw have no label")
     assert found(labels=np.full(600, "sport")) == [
-        "On the test documents of news, sw, no model is above the commonest label."
+        "On the test documents of news, sw, no language model is above the commonest label."
     ]
     assert [str(one) for one in cautions_on(study(90, task=0.6, swap=0.7))] == [
         "Only 45 development documents of news, sw chose: others may choose another model."

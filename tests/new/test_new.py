@@ -45,6 +45,7 @@ def files(tmp_path, monkeypatch):
     write_tsv(tmp_path / "no-rows.tsv", ("text", "label"), [])
     write_tsv(tmp_path / "one-label.tsv", ("text", "label"), [("x y", "sports")] * 3)
     write_tsv(tmp_path / "two-labels.tsv", ("text", "label"), [("u v", "sports"), ("w", "health")])
+    write_tsv(tmp_path / "codes.tsv", ("text", "label"), [("u v", 0), ("w", 1)])
     write_tsv(tmp_path / "comma.tsv", ("text", "label"),
               [("u v", "sports"), ("w", "health"), ("z", "arts, news")])  # fmt: skip
     problems = (tmp_path / "problems-qaa.tsv").read_text("utf-8").splitlines(keepends=True)
@@ -82,6 +83,8 @@ BAD = {
     "labels": ({"task": "labels-en.tsv", "test": "labels-qaa.tsv"}, (),
                "labels-qaa.tsv: labels-en.tsv lacks some of its labels (religion); correct them, "
                "or leave their rows out by --leave-out religion"),
+    "codes of labels": ({"task": "labels-en.tsv", "test": "codes.tsv"}, (), "codes.tsv: labels-en"
+                        ".tsv lacks all of its labels (0, 1); write health, sports in their place"),
     "a label with a comma": (
         {"task": "labels-en.tsv", "test": "comma.tsv"}, ("--leave-out", "arts"),
         "by --leave-out 'arts, news'"

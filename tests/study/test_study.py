@@ -56,12 +56,7 @@ from layerswap.study.journal import StudyJournal, read_journal
 from layerswap.study.kinds import kind_of, step_functions
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_data, check_here, check_plan, refuse_other_study
-from layerswap.study.report import (
-    _recipe_of,
-    _sentence,
-    merge_models,
-    write_study_report,
-)
+from layerswap.study.report import _recipe_of, _sentence, merge_models, write_study_report
 from layerswap.study.runner import Context, run_graph
 from layerswap.study.spec import find_study, read_study, ready_studies
 from layerswap.study.steps import Graph, Resources

@@ -37,7 +37,7 @@ class Caution:
         names = "; ".join(self.names)
         match self.kind:
             case "no model":
-                return f"On the test documents{where}, no model is above the {names}."
+                return f"On the test documents{where}, no language model is above the {names}."
             case "one answer":
                 return (f"One answer to at least {NEARLY_ALL:.0%} of the test documents{where}, "
                         f"whatever they ask: {names}.")  # fmt: skip

@@ -255,10 +255,12 @@ class Task:
             own = dict.fromkeys(self.labels, self.table.name)
             _check_forms(own | dict.fromkeys(sorted(strange), given))
             words = shlex.join(word for label in sorted(strange) for word in ("--leave-out", label))
+            share, remedy = "some", f"correct them, or leave their rows out by {words}"
+            if all(document["label"] in strange for document in kept):
+                share, remedy = "all", f"write {', '.join(self.labels):.80} in their place"
             raise DataError(
-                f"{given}: {self.table.name} lacks some of its labels "
-                f"({', '.join(sorted(strange)):.80}); correct them, or leave their rows out by "
-                f"{words}"
+                f"{given}: {self.table.name} lacks {share} of its labels "
+                f"({', '.join(sorted(strange)):.80}); {remedy}"
             )
         for line in self.contradictions(kept, "it", fewest=0.5):
             raise DataError(f"{given}: {line}")
