@@ -672,7 +672,7 @@ def test_a_label_in_a_list_of_one_is_a_label(tmp_path):
     assert task.labels == ["x", "y"]
     assert task.rows(1) == [("Text: a0\nLabel:", " x")]
     rows[3]["label"] = ["x", "y"]
-    with pytest.raises(DataError, match="row 4: label is a list, not a text"):
+    with pytest.raises(DataError, match="row 4: label is a list of 2, not a text"):
         recognise(table(*rows), {})
 
 

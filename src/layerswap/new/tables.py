@@ -258,7 +258,10 @@ def recognise(table: Table, given: Mapping[str, str], kind: Kind | None = None) 
         )
     if kind:
         wanted = " and ".join(KINDS[kind])
-        raise DataError(f"{table.name}: has no columns for {wanted} as the task has; {listed}")
+        raise DataError(
+            f"{table.name}: has no columns for {wanted} as the task has; {listed}; its first line "
+            f"must name the columns {wanted}"
+        )
     raise DataError(f"{table.name}: {_unrecognised(table)}")
 
 

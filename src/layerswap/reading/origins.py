@@ -152,6 +152,7 @@ def check_texts(values: Iterable[Any], column: str) -> None:
         if value is None:
             continue
         if isinstance(value, list | dict | bytes):
+            kind += f" of {len(value)}" * isinstance(value, list)
             raise DataError(
                 f"row {row}: {column} is {kind}, not a text; write one text in each row"
             )
