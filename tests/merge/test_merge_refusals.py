@@ -154,7 +154,7 @@ CHOOSE = "; choose one with `tokenizer: task`, `language` or `union` (--tokenize
     ("words", "difference"),
     [
         ("a c b d e f", "2 tokens of 7 and 7 ('b' is id 2 and id 3, 'c' is id 3 and id 2)"),
-        ("a b c d e f g", "1 tokens of 7 and 8 ('g' is missing and id 7)"),
+        ("a b c d e f g", "1 token of 7 and 8 ('g' is missing and id 7)"),
     ],
 )
 def test_other_tokens_are_refused(pair, words, difference):
@@ -190,7 +190,7 @@ def test_other_parts_of_a_tokenizer_are_refused(pair):
     for folder, data in zip(pair, (b"one", b"two"), strict=True):
         (folder / "tokenizer.json").unlink()
         (folder / "vocab.txt").write_bytes(data)
-    assert refused_together(pair) == differ.format("vocab.txt")
+    assert refused_together(pair).partition("; ")[2].startswith("task has no tokenizer.json to")
 
 
 def test_a_missing_tokenizer_is_taken_whole_from_the_other(pair, tmp_path):
