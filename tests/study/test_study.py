@@ -180,7 +180,7 @@ def test_the_page_of_a_study(finished):
     assert '<th scope="col"></th>' not in page
     for fact in ("Models and evaluation", str(shipped().base),
                  "at most 12 of a task, drawn by label", "lab_problem_{language}",
-                 "layerswap study merge", "The road to take, of 2 results", "selected in nela.",
+                 "layerswap study merge", "The road to take, of 2 results", "Selected in nela: ",
                  "<details>",
                  "The compositions, lab_problem, nela"):  # fmt: skip
         assert fact in page
