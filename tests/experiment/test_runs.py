@@ -60,7 +60,7 @@ def test_documents_pair_by_what_they_ask(tmp_path):
     [({}, "share no document; their labels or choices differ"),
      ({"text": "Say:"}, "share no document; their prompts differ: '' and 'Say:'"),
      ({"text": "Say:", "target": "other"}, "share no document; their test files differ"),
-     ({"benchmark": "u"}, "have no task in common .a: t; b: u.; evaluate them on one")],
+     ({"benchmark": "u"}, "have no task in common .a: t; b: u.; evaluate them on the same task")],
 )  # fmt: skip
 def test_runs_without_a_common_document_name_what_differs(tmp_path, fields, why):
     other = [replace(row, document_hash=f"other {row.document}", **fields) for row in SECOND]

@@ -139,7 +139,7 @@ class Checkpoint:
 
     @cached_property
     def roleless(self) -> frozenset[str]:
-        """Names of the tensors of unknown role."""
+        """Names of the tensors without a known role."""
         return (self.numbered.roleless if self.numbered else frozenset()).intersection(self.places)
 
     @property

@@ -38,7 +38,7 @@ PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 PREDICTION_WORDS = frozenset(["eh_proj", "enorm", "hnorm", "shared_head", "nextn"])
 """Words of the layer behind the last one, which predicts further tokens (DeepSeek V3, GLM-4.5)."""
 BUFFERS = re.compile(r".*\.(?:rotary_emb\.(?:inv_freq|(?:cos|sin)_cached)|position_ids|version)")
-"""Matches buffers that transformers computes or ignores. Older versions stored these buffers."""
+"""Matches buffers of older checkpoints, which transformers computes or ignores."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHARES = re.compile(r"layers\.(\d+)\.self_attn\.(\w+)")
 MASKS = re.compile(r".*\.(?:attn|attention)\.(?:masked_)?bias")
@@ -151,7 +151,7 @@ def without_training_words(name: str) -> str:
 
 
 def _common_prefix(names: Collection[str], class_name: str | None) -> str | None:
-    """Return a wrapper's prefix that all names have; None if they have none.
+    """Find the prefix of a wrapper that all names share; None without one.
 
     A module that holds the model, whatever it is called, stands before the layers of its class.
     """

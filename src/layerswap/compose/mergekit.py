@@ -187,7 +187,7 @@ class MergekitMethod(Method):
 
     @property
     def parts(self) -> dict[KeyPath, MergekitMethod | Slice | Model]:
-        """The parts of the configuration that have `parameters`, by key path."""
+        """Key path -> part of the configuration with `parameters`."""
         parts: dict[KeyPath, MergekitMethod | Slice | Model] = {(): self}
         parts |= {("models", i): model for i, model in enumerate(self.models or ())}
         for i, stack_slice in enumerate(self.slices or ()):

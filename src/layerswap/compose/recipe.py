@@ -132,7 +132,7 @@ class Recipe(Strict):
     def changed(
         self, fields: Mapping[str, Any], *, where: str, without: Sequence[str] = ()
     ) -> Recipe:
-        """Make a recipe with other `fields`, and without some keys; errors name `where`."""
+        """Copy the recipe with new `fields` and without some keys; errors name `where`."""
         kept = {name: getattr(self, name) for name in self.model_fields_set.difference(without)}
         return check_recipe({**kept, **fields}, where=where)
 

@@ -48,7 +48,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Reading:
-    """Ratios of a base on a text, over all lines, with 95% intervals over lines."""
+    """Tokens per word, bytes and bits of a base on a text, with 95% intervals over lines."""
 
     base: str
     per_word: Interval | None  # tokens; None for a script without spaces

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.system import unusable_name
@@ -216,11 +216,15 @@ def known_language(language: str) -> str | None:
         return None
 
 
-def languages_seen(texts: Iterable[str], language: str, *, clear: bool = False) -> str | None:
-    """Describe the languages of texts, by py3langid; None if two thirds are in `language`.
+class Seen(NamedTuple):
+    """The languages of texts in words."""
 
-    With `clear`, a language that py3langid does not know is described only if it sees one clearly.
-    """
+    words: str
+    clear: bool  # false if py3langid does not know the language, and sees none in most texts
+
+
+def languages_seen(texts: Iterable[str], language: str) -> Seen | None:
+    """Describe the languages of texts, by py3langid; None if two thirds are in `language`."""
     from py3langid import rank
 
     found = Counter(_language(text) for text in texts if _letters(text) >= FEWEST)
@@ -229,15 +233,14 @@ def languages_seen(texts: Iterable[str], language: str, *, clear: bool = False) 
         return None
     (most, count), *_ = found.most_common(1)
     is_clear = 3 * count >= 2 * found.total()
-    if clear and known is None and not is_clear:
-        return None
     remedy = f"; if they are in {language_name(most)}, give {most} instead of {language}" * is_clear
     shares = (f"{code} {n / found.total():.0%}" for code, n in found.most_common(3))
     verb = "does not know" if known is None else "finds little"
-    return (
+    words = (
         f"py3langid {verb} {language}; it identifies {found.total():,} of these texts as "
         f"{', '.join(shares)}{remedy}"
     )
+    return Seen(words, clear=known is not None or is_clear)
 
 
 def _pieces(text: str) -> Iterator[str]:

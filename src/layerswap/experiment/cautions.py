@@ -53,7 +53,7 @@ class Caution:
 
 
 def cautions_on(result: Compared) -> list[Caution]:
-    """Return the cautions on models, on labels missing from development, and on few documents."""
+    """List the cautions: poor models, missing development labels, few documents."""
     found = []
     means = {model: values.mean() for model, values in result.scores.items()
              if model not in result.flattered}  # fmt: skip

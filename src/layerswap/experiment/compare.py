@@ -48,7 +48,7 @@ from layerswap.experiment.conditions import (
 from layerswap.report.tables import unit_of
 
 NOT_SAVED = ("base", "joint", "simultaneous", FINISHED, ALSO_FINISHED, *BASELINES)
-"""Methods that do not compete on development documents: they are no merges of the experts."""
+"""Methods left out of the choice on development documents: no merges of the experts."""
 Model = Any
 """A `Condition`, or the name of a checkpoint."""
 RANKED = 5
@@ -181,7 +181,7 @@ class Choice:
 
     @property
     def saved(self) -> Condition:
-        """The selected model of the best pair on the documents; without them, of the first."""
+        """The selected model of the best pair on development documents, otherwise of the first."""
         means = {pair: float(by[self.selected].mean()) for pair, by in self.competed.items()}
         pair = max(means, key=means.__getitem__) if means else next(iter(self.reported))
         return self.reported[pair][self.selected]
@@ -195,7 +195,7 @@ class Choice:
 
 
 class InEnglish(NamedTuple):
-    """The mean score of the task experts in English, as with a perfect translator."""
+    """Mean score of the task experts in English: the score with a perfect translator."""
 
     score: Interval
     parallel: bool  # true if the documents are those of the language, by their right answers

@@ -89,7 +89,7 @@ FLATTERED = Condition("swap", "best (flattered)")
 
 
 def in_a_sentence(model: Any) -> str:
-    """Returns a model's name to stand behind "the", without commas, such as `default swap`."""
+    """Write a model's name without commas, to follow "the", such as `default swap`."""
     finished = getattr(model, "method", "") in (FINISHED, ALSO_FINISHED)
     name = "model " * finished + str(model).replace(", ", " ")
     return {DEFAULT: "default swap", CHOSEN: "chosen swap"}.get(model, name)

@@ -49,7 +49,9 @@ def compare(runs: PathLike | Sequence[PathLike], *, models: str | Sequence[str] 
     every = [row for own in tasks.values() for row in own]
     if len(asked) > 1 and len({*every}) == len(every):
         has = "; ".join(f"{name}: {' '.join(filter(None, tasks[name][0][:2]))}" for name in asked)
-        raise EvaluationError(f"the models have no task in common ({has}); evaluate them on one")
+        raise EvaluationError(
+            f"the models have no task in common ({has}); evaluate them on the same task"
+        )
     notes = [note for row in rows for note in _differences(named, row)]
     results = [_compared(named, row, frozenset(flattered)) for row in rows]
     return Results(results, names, [*notes, *_left_out(results)])
@@ -146,7 +148,7 @@ def _differences(scores: Mapping[str, Mapping[_Row, _Documents]], row: _Row) -> 
 
 
 def _right(answer: Answer) -> str:
-    """Return the right answer; sort several right answers."""
+    """Return the right answer as text; several right answers are sorted."""
     text = answer.target.strip()
     with suppress(ValueError, SyntaxError):  # a text, not a list of them
         known = literal_eval(text) if text.startswith("[") else None

@@ -122,11 +122,11 @@ def grid_sections(
             maps.setdefault(placed[0], {})[placed[1]] = value
     limits = (min(means.values()), max(means.values())) if maps else None
     several = len({key[:2] for key in maps}) > 1
-    capped = [swap for swap in scores if swap.zones and swap.zones.top]
-    rival = max(capped, key=means.__getitem__, default=None)
-    above = best and rival and paired_difference(scores[best], scores[rival]).sign > 0
-    if above and best and best.zones and not best.zones.top:
-        text += f" {NOTHING_ON_TOP}"
+    if best and best.zones and not best.zones.top:
+        capped = [swap for swap in scores if swap.zones and swap.zones.top]
+        rival = max(capped, key=means.__getitem__, default=None)
+        if rival and paired_difference(scores[best], scores[rival]).sign > 0:
+            text += f" {NOTHING_ON_TOP}"
     sections = []
     for key, values in maps.items():
         bottom, top, outside = key

@@ -178,7 +178,7 @@ def run_experiment(
 
 
 def _in_english(there: Sequence[Answer], tested: Sequence[Answer]) -> InEnglish | None:
-    """Average the English scores; parallel tests have the same right answers."""
+    """Average the scores of the English test; `parallel` if both tests have equal right answers."""
     if not there:
         return None
     own, same = ([row.label or row.target for row in rows] for rows in (tested, there))

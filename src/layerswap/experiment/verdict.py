@@ -54,7 +54,7 @@ def verdict_in_words(result: Compared) -> str:
 
 
 def _apart(result: Compared) -> str:
-    """The selected model's score against the recommended road; empty if they are the same."""
+    """Compare the selected model with the recommended road; empty if they are the same."""
     if (lead := result.verdict.lead) is None:
         return ""
     score = scored(result.intervals[result.selected], result.unit)

@@ -13,11 +13,7 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, open_checkpoint, text_config
 from layerswap.checkpoint.loading import load_tokenizer, open_device, pick_device
 from layerswap.evaluation.classifier import open_encoder
-from layerswap.evaluation.languages import (
-    language_name,
-    languages_seen,
-    standard_tag,
-)
+from layerswap.evaluation.languages import Seen, language_name, languages_seen, standard_tag
 from layerswap.evaluation.metrics import normalised
 from layerswap.evaluation.suites import suite_names
 from layerswap.evaluation.suites.suites import check_askable, check_translation
@@ -128,16 +124,17 @@ class LanguageInput:
                     f"{table.name}: {counted(table.count, 'text')}{empty} in {self.name}{how}"
                 ]
                 lines += [f"  {shown({'text': text})}" for text in full[:3]]
-                if not self._languages_seen(full, clear=True):  # else it is a caution
-                    lines += [f"  {seen}" for seen in [self._languages_seen(full)] if seen]
+                seen = self._languages_seen(full)
+                if seen and not seen.clear:  # a clear language is a caution
+                    lines.append(f"  {seen.words}")
         if self.parallel is not None:
             shares = "three fifths plain text, a fifth translations each way"
             lines.append(f"  the expert trains on {self.rows:,} rows: {shares}")
         return lines
 
-    def _languages_seen(self, texts: Sequence[Any], *, clear: bool = False) -> str | None:
+    def _languages_seen(self, texts: Sequence[Any]) -> Seen | None:
         """Describe the other languages among its texts."""
-        return languages_seen(map(str, evenly_spaced(texts, SAMPLE)), self.code, clear=clear)
+        return languages_seen(map(str, evenly_spaced(texts, SAMPLE)), self.code)
 
     def cautions(self, task: Task | str) -> Iterator[str]:
         """Cautions for the report: a leaked test, another language, a missing or small test."""
@@ -152,8 +149,8 @@ class LanguageInput:
                        "documents; the expert trains without them.")  # fmt: skip
             read[f"The {use} documents"] = [text for texts in own for text in texts]
         for what, texts in read.items():
-            if seen := self._languages_seen(texts, clear=True):
-                yield f"{what} may be in another language than {self.name}: {seen}."
+            if (seen := self._languages_seen(texts)) and seen.clear:
+                yield f"{what} may be in another language than {self.name}: {seen.words}."
         count = len(self.tests.get("test", ()))
         if not self.proved:
             yield (f"{self.name} has no test: its results are on held-out rows of the task, and "
@@ -238,7 +235,7 @@ class Inputs:
         return max(16, min(2 * longest, max(longest, 512), room))
 
     def unwritable(self, language: LanguageInput) -> Iterator[str]:
-        """Cautions for the report: texts beyond the base's letters or length."""
+        """Yield cautions on unknown tokens, and on prompts and answers that are cut."""
         if said := unknown_warning(({"text": text} for text in language.texts()), self.tokenizer):
             yield f"The text in {language.name}: {said}."
         task, test = self.task, language.tests.get("test", ())

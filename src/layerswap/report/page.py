@@ -157,7 +157,7 @@ def _paragraphs(words: str) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    """The end of a long text."""
+    """Cut a long text to its last `LONGEST` characters."""
     return _lines(text if len(text) <= LONGEST else f"\u2026{text[-LONGEST:]}")
 
 

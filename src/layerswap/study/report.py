@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from layerswap.experiment.tables import chosen_on
 from layerswap.experiment.verdict import opening, verdict_in_words
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log, counted
-from layerswap.ground.yaml_file import dump_yaml
+from layerswap.ground.yaml_file import dump_yaml, nearest
 from layerswap.merge import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
 from layerswap.report.charts import draw_intervals, draw_ranks
@@ -63,7 +62,7 @@ from layerswap.versions import __version__
 
 FIGURES, TABLES, BEST, MERGED = "figures", "tables", "best", "merged"
 BROWSED = (CHOSEN, DEFAULT, TASK_EXPERT, LANGUAGE_EXPERT, SOUP, JOINT, BASE)
-"""Treatments whose answers are shown, beside the selected one and TIES."""
+"""Treatments whose answers are shown, with those of the selected model and of TIES."""
 COMPARED = (TASK_EXPERT, JOINT, SOUP, LANGUAGE_EXPERT, BASE)
 """Models that the selected model is compared with at the head of the report."""
 ROWS = 24
@@ -357,7 +356,7 @@ def merge_models(
 
 
 def _finished(recipe: Recipe) -> Iterator[str]:
-    """Yield the number of a finished model's labelled rows, for its card."""
+    """Yield the sentence of a finished model's card on its start and its labelled rows."""
     for expert in recipe.experts.values():
         facts = Path(expert.source or "").parent / FINISH
         if facts.is_file():
@@ -367,7 +366,7 @@ def _finished(recipe: Recipe) -> Iterator[str]:
 
 
 def _worth(root: Path, language: str) -> Iterator[str]:
-    """Yield the selected model's worth in labels, for its card, on the benchmark that selected."""
+    """Yield the sentence of a card on the worth in labels, by the first benchmark."""
     numbers = read_journal(root).folder("tables") / NUMBERS
     facts = json.loads(numbers.read_text("utf-8")) if numbers.is_file() else {}
     for benchmark, verdict in [*facts.get("verdicts", {}).get(language, {}).items()][:1]:
@@ -387,8 +386,7 @@ def _recipe_of(root: Path, language: str, model: str) -> Recipe:
         named |= {str(name): one for name, one in reported.items()}
     if model not in named:
         names = [*dict.fromkeys(str(one.treatment) for one in recipes)]
-        hint = "".join(f"; did you mean {name!r}?" for name in get_close_matches(model, names, n=1))
-        hint = hint or f"; there are {'; '.join(names)}"
+        hint = nearest(model, names, between="; ")
         raise StudyError(f"{root}: no model is called {model!r} in {language}{hint}")
     return check_recipe({**recipes[named[model]], "bake": True}, where=f"{root}")
 
@@ -413,7 +411,7 @@ def selected_recipe(root: Path, language: str | None = None) -> Recipe:
 
 
 def study_opening(results: Sequence[Compared], root: Path, *said: str) -> list[str]:
-    """Open a study's report: verdict, cautions, and the command for the first model above."""
+    """Write the opening of a report: verdict, cautions, and a command for the best better model."""
     command = ["layerswap", "study", "merge", str(root), "--model"]
     return opening(results, *said, writes=lambda model: [*command, str(model)])
 
@@ -461,7 +459,7 @@ def _maps(result: Compared) -> list[Section]:
 
 
 def examples_of(result: Compared, *folders: Path) -> Iterator[Section]:
-    """Answers of the selected model and others of the first pair on test documents."""
+    """Show answers of the first pair to test documents, those of the selected model first."""
     reported = next(iter(result.choice.reported.values()))
     again = result.choice.same(CHOSEN, DEFAULT)
     shown = (result.selected, *BROWSED)

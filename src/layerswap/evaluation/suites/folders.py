@@ -30,7 +30,7 @@ class NotHereError(EvaluationError):
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A folder of published files, at any depth up to `DEPTH`; empty without a root."""
+    """Files of a published data set, found to the depth `DEPTH` below the root; none without it."""
 
     root: Path | None
     beside: Path | None = None  # folder of a benchmark's own YAML, which is looked into first

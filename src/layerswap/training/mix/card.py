@@ -129,7 +129,7 @@ def first_rows(built: BuiltMix) -> list[str]:
     for name, source in built.mix.sources.items():
         texts = [example.completion for example in built.examples if example.source == name]
         seen = source.language and languages_seen(texts[:200], source.language)
-        lines += [f"{name}: {seen}"] * bool(seen)
+        lines += [f"{name}: {seen.words}"] if seen else []
     return lines
 
 
@@ -156,8 +156,8 @@ def boundary_warning(rows: Dataset, tokenizer: Any) -> str | None:
         return None
     prompts = list(rows["prompt"])
     wholes = [prompt + answer for prompt, answer in zip(prompts, rows["completion"], strict=True)]
-    short = tokenizer(prompts, add_special_tokens=False, verbose=False)["input_ids"]
-    long = tokenizer(wholes, add_special_tokens=False, verbose=False)["input_ids"]
+    short = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    long = tokenizer(wholes, add_special_tokens=False)["input_ids"]
     count = sum(long[i][: len(ids)] != ids for i, ids in enumerate(short))
     if not count:
         return None
@@ -256,7 +256,7 @@ def _sizes(rows: Dataset, tokenizer: Any) -> Iterator[tuple[int, int]]:
     for row in rows:
         plain = isinstance(next(iter(row.values())), str)
         texts = [*rendered(row, tokenizer)]
-        prompt, whole = tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"]
+        prompt, whole = tokenizer(texts, add_special_tokens=plain)["input_ids"]
         yield len(prompt), len(whole) + plain  # a chat template writes the end itself
 
 
