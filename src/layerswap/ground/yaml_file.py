@@ -240,20 +240,20 @@ ALIKE, LISTED = 8, 200
 """Most words that a message lists: of words that differ in numbers alone, and of others."""
 
 
-def nearest(word: str, known: list[str], *, between: str = ", ") -> str:
+def nearest(word: str, known: list[str]) -> str:
     """Suggest the closest known word (`"; did you mean 'x'?"`), or list the known words.
 
     Words that differ from it in numbers alone are listed, because none is closer.
     """
     alike = [other for other in known if DIGITS.sub("", other) == DIGITS.sub("", word)]
     if len(alike) > 1 and word not in known:
-        return f"; there are {between.join(alike[:ALIKE] if len(known) > ALIKE else known)}"
+        return f"; there are {', '.join(alike[:ALIKE] if len(known) > ALIKE else known)}"
     close = get_close_matches(word, known, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
     if len(known) > LISTED:
         return f"; none of {len(known):,} is alike"
-    return f"; there are {between.join(sorted(known))}" if known else ""
+    return f"; there are {', '.join(sorted(known))}" if known else ""
 
 
 def keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:

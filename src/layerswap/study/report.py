@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from layerswap.experiment.tables import chosen_on
 from layerswap.experiment.verdict import opening, verdict_in_words
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log, counted
-from layerswap.ground.yaml_file import dump_yaml, nearest
+from layerswap.ground.yaml_file import dump_yaml
 from layerswap.merge import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
 from layerswap.report.charts import draw_intervals, draw_ranks
@@ -386,7 +387,8 @@ def _recipe_of(root: Path, language: str, model: str) -> Recipe:
         named |= {str(name): one for name, one in reported.items()}
     if model not in named:
         names = [*dict.fromkeys(str(one.treatment) for one in recipes)]
-        hint = nearest(model, names, between="; ")
+        hint = "".join(f"; did you mean {name!r}?" for name in get_close_matches(model, names, n=1))
+        hint = hint or f"; there are {'; '.join(names)}"
         raise StudyError(f"{root}: no model is called {model!r} in {language}{hint}")
     return check_recipe({**recipes[named[model]], "bake": True}, where=f"{root}")
 
