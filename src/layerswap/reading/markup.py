@@ -6,8 +6,11 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 
 import regex
+
+from layerswap.ground.yaml_file import parse_yaml, read_text
 
 _LOOK = 1000
 """Most lines of a file that are examined."""
@@ -19,52 +22,8 @@ _COLUMNS = 0.9
 """Smallest share of lines with the usual number of columns in a table."""
 _SPACED = 5
 """Most columns between spaces; longer rows are sentences with equally many words."""
-
-
-def _xml(path: str) -> str:
-    return ("python -c \"from lxml import etree; print(*etree.parse('FILE'"
-            f").xpath('{path}'), sep='\\n')\" > NEW")  # fmt: skip
-
-
-_FORMATS = [
-    ("a web page (perhaps in place of a download)",
-     r"(?i)(<[?!].*\n)*<(!doctype )?(html|error)\b",
-     "python -c \"from lxml import html; print(*(p.text_content() for p in html.parse('FILE')"
-     ".iter('p')), sep='\\n')\" > NEW"),
-    ("a TMX file", r"<(?s:.{0,999}?)\btmx\b", _xml('//seg[lang(\\"CODE\\")]/text()')),
-    ("an ELAN file", r"<(?s:.{0,999}?)ANNOTATION_DOCUMENT\b",
-     _xml('//ANNOTATION_VALUE[not(ancestor::TIER[@TIER_ID!=\\"TIER\\"])]/text()')),
-    ("a FLEx text", r'<(?s:.{0,3999}?)<item type="', _xml('//phrase/item[@type=\\"txt\\"]/text()')),
-    ("a dump of a wiki", r"<mediawiki\b", "layerswap new --text wikimedia/wikipedia:20231101.CODE"),
-    ("text between lines of tags",
-     r"<[\w:.-]+[^<>]*>\n([^<>\n]+\n|\n|</?\w[^<>\n]*>\n)+\Z",
-     "grep -vE '^[[:space:]]*<[^>]*>[[:space:]]*$' FILE > NEW"),
-    ("text between tags", r"(<([\w:.-]+)[^<>]*>\s*\S+ \S[^<>\n]*</\2>\n)+\Z",
-     "sed -E 's/<[^>]*>//g' FILE > NEW"),
-    ("XML", r"(<[?!]"
-     r"|<[\w:.-]+\s+[\w:.-]+\s*=|<(?P<tag>[\w:.-]+)[^<>]*>(\s*$|\s*<|.*</(?P=tag)>))", ""),
-    ("a TextGrid", r'File type = "ooTextFile"(?s:.*)^text = "',
-     "awk -F'\"' '/^ *name = /{t=$2} t==\"TIER\" && /^ *text = /{print $2}' FILE > NEW"),
-    ("USFM", r"\\id \w{3}\b(?s:.*)^\\v ",
-     r"perl -0pe 's/\\(f|x) .*?\\\1\*//gs; s/\|[^|\\\n]*(?=\\)//g; s/\\(id|ide|rem|usfm|sts|h|"
-     r"toca?\d|mte?\d?|ms\d?|mr|sr?\d?|r|c|cl)\b.*//g; s/\\v \S+//g; "
-     r"s/\\\+?\w+(\*| ?)//g' FILE > NEW"),
-    ("text with markers of Toolbox", r"\\_?[a-z]+\d*\s(?s:.*)^\\tx ",
-     r"sed -n 's/^\\tx //p' FILE > NEW"),
-    ("a CHAT transcript", r"@(UTF8|Begin)$", r"grep '^\*' FILE | cut -f2- > NEW"),
-    ("subtitles", r"WEBVTT|(.*\n)?[\d:.]+(,\d+)? --> |\d+:[\d:.]+,[\d:.]+$",
-     "grep -vE '^WEBVTT|-->|^[0-9:.,]+[[:space:]]*$' FILE > NEW"),
-    ("annotated text", r"(#.*\n)*# ?[tT]ext ?= ?(?s:.*)^([^\t\n]+\t){3}",
-     "sed -nE 's/^# ?[tT]ext ?= ?//p' FILE > NEW"),
-    *((f"text in {reader} markup", f"(?=(?s:.*)({sign}))((?s:.*?)^{heading}){{2}}",
-       f"pandoc -f {reader} -t plain --wrap=none FILE > NEW")
-      for reader, heading, sign in (
-          ("markdown", r"#{1,6} \S", r"\]\(\S|\*\*\w|^```"),
-          ("rst", r"([=~^*+#-])\3{2,}$", r"^\.\. \w|`_|\*\*\w"),
-          ("mediawiki", r"={2,6} ?\S.*=$", r"\[\[|\'\'\'|\{\{"),
-          ("org", r"(\*{1,6} \S|#\+[A-Z])", r"\[\[|^#\+[A-Z]"))),
-]  # fmt: skip
-"""Name, pattern of the first lines, and a command that takes the texts, if one does."""
+_FILE = Path(__file__).with_name("formats.yaml")
+_FORMATS: list[dict[str, str]] = parse_yaml(read_text(_FILE), str(_FILE))[0]
 _MARK = regex.compile(
     r"</[\w:.-]+>|<[\w:.-]+(?:\s+[\w:.-]+=[^<>]*)?/>|<[\w:.-]+\s+[\w:.-]+=[^<>]*>"  # tags
     r"|\\\p{L}+|\w=[\"']|&(?:#\d+|\w+);|@@|[\[\]{}]{2}|\u2581|\(\S+ \(|\)\)"
@@ -96,9 +55,9 @@ def _take(command: str) -> str:
 def _named(lines: Sequence[str]) -> str | None:
     """Name a known format, with a command that takes its texts if there is one."""
     start = "".join(f"{line}\n" for line in lines)
-    for name, pattern, command in _FORMATS:
-        if regex.match(pattern, start, regex.MULTILINE):
-            return f"is {name}, not plain text; {_take(command)}"
+    for known in _FORMATS:
+        if regex.match(known["start"], start, regex.MULTILINE):
+            return f"is {known['name']}, not plain text; {_take(known['take'])}"
     return None
 
 

@@ -1,10 +1,4 @@
-"""Data models of an expert's specification, and the papers' hyperparameters as presets.
-
-Paper 1, table 4 ("Hyperparameters for the training runs that led to each of our experts"), and
-paper 2, appendix A.4. The rest is TRL's default, except for one epoch (paper 2, section 3.4). Table
-4 does not give the length of the stable schedule's decay; the last tenth of the steps is our choice
-(Hägele et al., 2024, find 10 to 20%).
-"""
+"""Data models of an expert's specification, and the papers' hyperparameters as presets."""
 
 from __future__ import annotations
 
@@ -15,47 +9,16 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from layerswap.compose.schema import DTYPES, Where
 from layerswap.ground.strict import Extended, Strict
-from layerswap.ground.yaml_file import nearest, read_yaml, validate
+from layerswap.ground.yaml_file import nearest, parse_yaml, read_text, read_yaml, validate
 from layerswap.reading.origins import NonEmpty
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 """A seed that NumPy takes too."""
 DECAY = "decay"
 """Fraction of the steps in which warmup-stable-decay decays; not a name of TRL's."""
-_COLUMNS = ("learning_rate", "per_device_train_batch_size", "max_length", "weight_decay",
-            "max_grad_norm", "warmup_steps", "adam_beta2", "lr_scheduler_type")  # fmt: skip
-_TABLE_4 = """
-math-1  2e-8  4  2048  0.1   1.0  1000  0.99   linear
-math-2  1e-7  4  2048  0.01  0.5  1000  0.99   linear
-math-3  4e-8  4  2048  0.1   1.0  500   0.999  linear
-jpn-1   1e-7  8  1024  0.1   0.5  1000  0.995  warmup_stable_decay
-jpn-2   1e-7  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
-jpn-3   2e-7  8  1024  0.01  0.5  1000  0.99   warmup_stable_decay
-swh-1   7e-8  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
-swh-2   2e-7  8  1024  0.05  0.5  1000  0.99   warmup_stable_decay
-swh-3   1e-7  8  1024  0.1   1.0  1000  0.999  warmup_stable_decay
-tel-1   7e-8  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
-tel-2   5e-8  8  1024  0.05  0.5  300   0.99   warmup_stable_decay
-tel-3   1e-7  4  2048  0.1   0.5  1000  0.99   warmup_stable_decay
-ben-1   7e-8  8  1024  0.1   0.5  1000  0.99   warmup_stable_decay
-ben-2   5e-8  8  1024  0.05  0.5  300   0.99   warmup_stable_decay
-ben-3   1e-7  4  2048  0.1   0.5  1000  0.99   warmup_stable_decay
-"""
-
-
-def _preset(cells: list[str]) -> dict[str, Any]:
-    *numbers, schedule = cells
-    values = [float(cell) if set(cell) & set(".e") else int(cell) for cell in numbers]
-    preset: dict[str, Any] = dict(zip(_COLUMNS, [*values, schedule], strict=True))
-    return preset if schedule == "linear" else {**preset, DECAY: 0.1}
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    **{line.split()[0]: _preset(line.split()[1:]) for line in _TABLE_4.strip().splitlines()},
-    "unreasonable": {"max_length": 1024},
-    "unreasonable-simultaneous": {"max_length": 1024, "lr_scheduler_type": "constant_with_warmup"},
-}
-"""Hyperparameters by name. Paper 2's published text has lost its rate and clipping norm."""
+_PRESETS = Path(__file__).with_name("presets.yaml")
+PRESETS: dict[str, dict[str, Any]] = parse_yaml(read_text(_PRESETS), str(_PRESETS))[0]
+"""Hyperparameters by name: rows of paper 1, table 4, and those of paper 2, appendix A.4."""
 EFFECTIVE_BATCH = {"unreasonable": 32, "unreasonable-simultaneous": 64}
 """Examples in an optimiser step, where the paper states it (paper 2, appendix A.4)."""
 RSLORA = frozenset({"unreasonable", "unreasonable-simultaneous"})

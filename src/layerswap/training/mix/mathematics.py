@@ -2,7 +2,7 @@
 
 The detector is a logistic model over 18 counts that a person can check by hand. Most counts are
 independent of language: numbers, expressions, equations that hold. The others count words that ask
-for an amount and words of arithmetic relations in English, Swahili, Bengali, Telugu and Japanese.
+for an amount and words of arithmetic relations in five languages (`mathematics.yaml`).
 `bench/math_filter.py` fits the weights and measures them; `docs/training.md` has the results.
 """
 
@@ -11,7 +11,11 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
+
+from layerswap.ground.yaml_file import parse_yaml, read_text
 
 MATH_THRESHOLD = 0.5
 """Minimum probability of an example that counts as mathematics."""
@@ -146,26 +150,8 @@ _CHOICE = re.compile(r"(?m)^\W?\w[.):].*$")
 _SENTENCES = re.compile(r"(?<=[.!?।。！？])(?![\d.])|\n")
 _QUESTION_MARKS = ("?", "？", "؟", "か。", "か")
 _CODE = re.compile(r"\bdef \w+\(|\breturn\b.*\n|#include|\bfunction\b|print\(|\bimport \w+\n")
-_AMOUNT = re.compile(
-    r"\bhow (?:many|much|old|far|long|tall|fast|heavy|big)\b|\bwhat (?:is|was|will be) (?:the|his|"
-    r"her|their) (?:\w+ ){0,3}(?:total|sum|cost|price|average|number|amount|difference|percentage|"
-    r"probability|value|area|volume|length|profit|age|salary|speed|distance)\b|\bwhat percent|"
-    r"\bcalculate\b|\bsolve\b|\bfind the (?:\w+ ){0,2}(?:number|value|sum|total|area|average)|"
-    r"\b(?:\w{0,3}ngapi|kiasi gani|hesabu|kokotoa|umri gani|asilimia gani)\b|"
-    r"কত|কয়টি|কয়টা|কয়জন|কয় |কয়টি|কয়টা|কয়জন|নির্ণয়|গণনা|হিসা?ব কর|হিসেব কর|বের কর|"
-    r"ఎన్ని|ఎంత|ఎంతమంది|లెక్కించ|"
-    r"いくら|いくつ|何(?:個|人|本|枚|冊|匹|台|回|時間|分|日間|週間|か月|ヶ月|年間|歳|ドル|円|セント|キロ|メートル|"
-    r"マイル|フィート|インチ|ポンド|グラム|リットル|ガロン|オンス|ページ|点|杯|足|着|箱|袋|切れ|羽|頭|"
-    r"パーセント|%|通り|倍|歩|階|問|つ)|どれ(?:だけ|くらい|ぐらい)|計算|求め"
-)
-_RELATION = re.compile(
-    r"\b(?:half|twice|double|triple|thirds?|quarter|each|every|per|total|altogether|left|remain\w*|"
-    r"more than|less than|fewer|times|percent|average|sum|combined|dozen|cost|costs|price|sold|"
-    r"bought|spends?|earns?|pays?|paid)\b|"
-    r"\b(?:nusu|mara|robo|kila|jumla|asilimia|zaidi ya|chini ya|wastani|salia\w*|yaliyosalia|"
-    r"aliyebaki|baki\w*|bei|gharama|hugharimu|uza|ananunua|alinunua|pesa|thuluthi|theluthi)\b|"
-    r"অর্ধেক|তৃতীয়াংশ|তৃতীয়াংশ|চতুর্থাংশ|দ্বিগুণ|তিনগুণ|গুণ|প্রতিটি|প্রতি|মোট|বাকি|অবশিষ্ট|শতাংশ|চেয়ে|চেয়ে|গড়|গড়|দাম|খরচ|"
-    r"বিক্রি|কেনে|কিনে|আয় |"
-    r"మూడింట|నాలుగింట|వంతు|సగం|సగ|రెట్టింపు|రెట్లు|ప్రతి|మొత్తం|మిగిలి|మిగతా|శాతం|కంటే|సగటు|ధర|ఖర్చు|అమ్మ|కొన|సంపాద|"
-    r"半分|2倍|3倍|倍|毎|ずつ|あたり|合計|残り|パーセント|より|平均|値段|価格|費用|売|買|稼|支払|割引"
+_FILE = Path(__file__).with_name("mathematics.yaml")
+_AMOUNT, _RELATION = (
+    re.compile("|".join(chain.from_iterable(of_languages.values())))
+    for of_languages in parse_yaml(read_text(_FILE), str(_FILE))[0].values()
 )
