@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,10 +13,10 @@ import pytest
 
 from layerswap.evaluation import _sandbox_child as confined
 from layerswap.evaluation import sandbox
-from layerswap.evaluation.sandbox import Limits, run_program
+from layerswap.evaluation.sandbox import LIMITS, run_program
 from layerswap.ground.errors import EvaluationError
 
-QUICK = Limits(seconds=8, memory_bytes=512 << 20)
+QUICK = {**LIMITS, "seconds": 8, "memory_bytes": 512 << 20}
 HEADER = Path("/usr/include/asm-generic/unistd.h")
 
 
@@ -324,7 +325,7 @@ def test_without_namespaces_the_sandbox_is_weaker_and_says_so(call, reason):
     ],
 )
 def test_endless_programs_are_ended(program):
-    assert run_program(program, Limits(seconds=1)).outcome in ("timeout", "failed")
+    assert run_program(program, {**LIMITS, "seconds": 1}).outcome in ("timeout", "failed")
 
 
 def test_nothing_is_written_outside(tmp_path):
@@ -345,7 +346,7 @@ def test_nothing_is_written_outside(tmp_path):
 def test_nothing_is_left_behind(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_program("open('a', 'w').write('b')", QUICK)
-    run_program("while True: pass", Limits(seconds=1))
+    run_program("while True: pass", {**LIMITS, "seconds": 1})
     assert not list(tmp_path.iterdir())
     listing = ["ps", "--ppid", str(os.getpid()), "-o", "args="]
     children = subprocess.run(listing, check=False, capture_output=True, text=True)
@@ -364,7 +365,7 @@ def test_numbers_of_calls_on_arm_are_those_of_linux():
 
 
 def test_nothing_runs_without_isolation(monkeypatch, tmp_path):
-    copy = tmp_path / "confined.py"
+    copy = Path(shutil.copytree(Path(confined.__file__).parent, tmp_path / "copy"), "confined.py")
     text = Path(confined.__file__).read_text()
     copy.write_text(text.replace('"x86_64"', '"z80"').replace('"aarch64"', '"6502"'))
     monkeypatch.setattr(confined, "__file__", str(copy))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from layerswap.checkpoint.loading import in_float64
@@ -23,30 +25,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 
-ROW_BY_ROW = frozenset({
-    "bad_words_ids", "begin_suppress_tokens", "epsilon_cutoff", "eta_cutoff",
-    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "min_length",
-    "min_new_tokens", "min_p", "no_repeat_ngram_size", "remove_invalid_values",
-    "renormalize_logits", "repetition_penalty", "sequence_bias", "suppress_tokens", "top_h",
-    "typical_p",
-})  # fmt: skip
-"""Settings whose processors change a row's logits by that row's tokens alone."""
-WITHOUT_EFFECT = frozenset({
-    "assistant_confidence_threshold", "bos_token_id", "cache_config",
-    "cache_implementation", "compile_config", "continuous_batching_config",
-    "decoder_start_token_id", "disable_compile", "diversity_penalty", "do_sample",
-    "early_stopping", "eos_token_id", "length_penalty", "low_memory", "max_cache_len", "max_length",
-    "max_new_tokens", "num_assistant_tokens", "num_assistant_tokens_schedule",
-    "output_attentions", "output_hidden_states", "output_logits", "output_scores", "pad_token_id",
-    "prefill_chunk_size", "return_dict_in_generate", "temperature", "top_k", "top_p",
-    "transformers_version", "use_cache",
-})  # fmt: skip
-"""Settings that the caller gives, that change only the cost, or that need one not in this list."""
-ONE_IS_NONE = frozenset({
-    "encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_beams",
-    "num_return_sequences",
-})  # fmt: skip
-"""Settings that change nothing at 1; all others change nothing at 0 or False."""
+_KNOWN = json.loads(Path(__file__).with_name("generation_settings.json").read_bytes())
+ROW_BY_ROW, WITHOUT_EFFECT, ONE_IS_NONE = map(frozenset, _KNOWN.values())
+"""Settings whose processors change a row's logits by that row's tokens alone; settings that the
+caller gives, that change only the cost, or that need one in neither list; settings that change
+nothing at 1, where all others change nothing at 0 or False."""
 FAILURES = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
             ValueError)  # fmt: skip
 """Errors of transformers where settings contradict each other, or the model."""

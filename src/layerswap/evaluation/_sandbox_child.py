@@ -39,26 +39,10 @@ READY = b"walls are up"
 """Start of the line of an isolated process; a missing part of the isolation follows."""
 TMPFS = b"size=4m,nr_inodes=256,mode=0755"
 """Quota of the folder that a program may write to."""
-CALLS: dict[str, tuple[int | None, int | None]] = {
-    # name: number of the system call on x86_64 and on aarch64; None if it does not exist there
-    "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None),
-    "fstat": (5, 80), "lstat": (6, None), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222),
-    "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "pread64": (17, 67), "readv": (19, 65),
-    "writev": (20, 66), "access": (21, None), "select": (23, None), "sched_yield": (24, 124),
-    "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23), "nanosleep": (35, 101),
-    "getpid": (39, 172), "exit": (60, 93), "wait4": (61, 260), "uname": (63, 160),
-    "ftruncate": (77, 46), "getcwd": (79, 17), "rename": (82, None), "mkdir": (83, None),
-    "rmdir": (84, None), "unlink": (87, None), "readlink": (89, None), "gettimeofday": (96, 169),
-    "getrusage": (98, 165), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176),
-    "geteuid": (107, 175), "getegid": (108, 177), "sigaltstack": (131, 132), "gettid": (186, 178),
-    "time": (201, None), "futex": (202, 98), "sched_getaffinity": (204, 123),
-    "getdents64": (217, 61), "clock_gettime": (228, 113), "clock_getres": (229, 114),
-    "clock_nanosleep": (230, 115), "exit_group": (231, 94), "openat": (257, 56),
-    "mkdirat": (258, 34), "newfstatat": (262, 79), "unlinkat": (263, 35), "renameat": (264, 38),
-    "readlinkat": (267, 78), "faccessat": (269, 48), "pselect6": (270, 72), "ppoll": (271, 73),
-    "getrandom": (318, 278), "statx": (332, 291), "faccessat2": (439, 439),
-}  # fmt: skip
+CALLS: dict[str, tuple[int | None, int | None]] = json.loads(
+    Path(__file__).with_name("sandbox_calls.json").read_bytes()
+)
+"""Number of each system call on x86_64 and on aarch64; None if it does not exist there."""
 FILTERED: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
     # Calls that are allowed for some values of their second argument. F_SETOWN and F_SETSIG are
     # not among them, because they make a pipe send signals to any process.

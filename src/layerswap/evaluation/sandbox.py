@@ -18,9 +18,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import IO, Literal
 
 from layerswap.ground import system
@@ -37,15 +37,9 @@ START_SECONDS = 30
 KILLED = {sign - number for sign in (0, 256) for number in (9, 24)}
 """Exit codes of a process that has used up its time, or of the keeper of its namespace: Linux'
 SIGKILL and SIGXCPU."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a program."""
-
-    seconds: int = 10  # processor time; the wall-clock time is WAITING times that
-    memory_bytes: int = 1 << 30  # address space
-    file_bytes: int = 1 << 20  # size of one file
+LIMITS = {"seconds": 10, "memory_bytes": 1 << 30, "file_bytes": 1 << 20}
+"""Limits of a program: processor time (`WAITING` has the wall-clock time), address space, and the
+size of one file."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +60,20 @@ def programs_allowed(allowed: bool = True) -> Iterator[None]:
         _ALLOWED.reset(token)
 
 
-def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[str] = ()) -> Ran:
+def run_program(
+    source: str, limits: Mapping[str, int] = LIMITS, *, tests: Sequence[str] = ()
+) -> Ran:
     """Run a Python program and its tests in the sandbox; standard library only.
 
     Args:
         source: the program.
-        limits: limits of the program.
+        limits: as `LIMITS`.
         tests: statements to run after the program, usually assertions. They may use its names;
             values between the two are copied.
 
     Example: `run_program("def f(x): return x + 1", tests=["assert f(1) == 2"]).outcome` is
         `"passed"`.
     """
-    limits = limits or Limits()
     if not _ALLOWED.get():
         raise EvaluationError("programs that a model writes run only with --allow-code")
     if not system.LINUX:
@@ -88,7 +83,7 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
     text = source.encode("utf-8", errors="replace").decode("utf-8")
     task, judge = (
         json.dumps(part).encode() + b"\n"
-        for part in ({"source": text, **asdict(limits)}, {"tests": "\n".join(tests)})
+        for part in ({"source": text, **limits}, {"tests": "\n".join(tests)})
     )
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", child.__file__],
@@ -111,7 +106,7 @@ def run_program(source: str, limits: Limits | None = None, *, tests: Sequence[st
             _warn(missing)
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(judge)
-        said = rest + _read(process.stdout, WAITING * limits.seconds)[0]
+        said = rest + _read(process.stdout, WAITING * limits["seconds"])[0]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)
         ended = process.poll()
