@@ -65,7 +65,7 @@ def bases(
 
 def base_table(readings: Sequence[Reading], best: int | None = None) -> Table:
     """Bases down, measures across; columns without a value are left out."""
-    from layerswap.report.tables import Number, Share, Table
+    from layerswap.report.tables import Number, Table, words_of
 
     measures = {
         "tokens per word": ("per_word", ""),
@@ -83,7 +83,7 @@ def base_table(readings: Sequence[Reading], best: int | None = None) -> Table:
         value = getattr(reading, field)
         if value is None or isinstance(value, str):
             return value
-        return Number(value, ".3f") if isinstance(value, float) else Share(value, unit)
+        return Number(value, ".3f") if isinstance(value, float) else words_of(value, unit)
 
     rows = [
         [reading.base, *(cell(reading, *measure) for measure in kept.values())]

@@ -13,8 +13,7 @@ from layerswap.experiment.conditions import CHOSEN, DEFAULT, FLATTERED, Conditio
 from layerswap.experiment.results import Results
 from layerswap.ground.errors import LayerswapError
 from layerswap.ground.types import counted
-from layerswap.report.tables import STAR, Difference, Number, Share, Table, best_cells, unit_of
-from layerswap.report.tables import score as score_words
+from layerswap.report.tables import STAR, Difference, Table, Words, best_cells, unit_of, words_of
 
 if TYPE_CHECKING:
     from layerswap.report.tables import Cell
@@ -169,10 +168,9 @@ def evaluation_table(scores: Iterable[Mapping[str, Any]]) -> Table:
     """Tabulate the scores of models on tasks, with intervals if each document has a score."""
     rows: list[list[Any]] = []
     for row in scores:
-        unit, score = unit_of(row["metric"]), row["score"]
-        shown: Any = Number(score, text=score_words(score, unit))
-        if "n" in row:
-            shown = Share(Interval(score, row["low"], row["high"], row["n"]), unit)
+        score = row["score"]
+        whole = Interval(score, row["low"], row["high"], row["n"]) if "n" in row else score
+        shown = words_of(whole, unit_of(row["metric"]))
         rows.append([row["model"], row["task"], row["metric"], row.get("n", ""), shown])
     columns = ["model", "task", "metric", "n", "score"]
     return Table(columns, rows, "with 95% bootstrap intervals over n documents; shares in %")
@@ -243,9 +241,9 @@ def _spoken(code: str) -> str:
         return code
 
 
-def _documents(model: str, same: Sequence[Compared]) -> Number:
+def _documents(model: str, same: Sequence[Compared]) -> Words:
     """Number of compared documents, and the model's total if larger."""
     known = [by for by in same if model in by.scores]
     compared = sum(len(by.scores[model]) for by in known)
     whole = sum(by.counts[model] for by in known)
-    return Number(compared, text=f"{compared:,}" + f" of {whole:,}" * (whole != compared))
+    return Words(f"{compared:,}" + f" of {whole:,}" * (whole != compared))

@@ -95,19 +95,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A mean with its interval in a unit of its own."""
-
-    interval: Interval
-    unit: str = "%"
-
-    @property
-    def words(self) -> Words:
-        """The mean and its interval, in its own unit."""
-        return _with_interval(self.interval, self.unit)
-
-
-@dataclass(frozen=True)
 class Spread:
     """A mean with the lowest and the highest of several, such as `61.2 (58.1 to 64.3)`."""
 
@@ -125,27 +112,26 @@ class Spread:
 
 @dataclass(frozen=True)
 class Number:
-    """A number with a format of its own, such as `.4f`, or with its text."""
+    """A number with a format of its own, such as `.4f`."""
 
     value: float
-    format: str = ""
-    text: str = ""
+    format: str
 
     @property
     def words(self) -> Words:
         """The number."""
-        return Words(self.text or format(self.value, self.format))
+        return Words(format(self.value, self.format))
 
 
 if TYPE_CHECKING:
-    Cell = str | int | float | Interval | Difference | Share | Spread | Number | None
+    Cell = str | int | float | Words | Interval | Difference | Spread | Number | None
 
 
 def words_of(cell: Cell, unit: str = "%") -> Words | str:
     """A cell in words, before any escape; a text is itself."""
-    if isinstance(cell, str):
+    if isinstance(cell, str | Words):
         return cell
-    if isinstance(cell, Difference | Share | Spread | Number):
+    if isinstance(cell, Difference | Spread | Number):
         return cell.words
     if cell is None or isinstance(cell, int):
         return Words(DASH if cell is None else f"{cell:,}")
