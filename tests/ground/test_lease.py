@@ -96,7 +96,7 @@ def test_only_the_owner_removes_the_folder(tmp_path):
 
 def test_the_end_of_a_driver_leaves_the_lease_of_its_job(tmp_path):
     """Both have one token, as do a job and its restart."""
-    driver = taken(tmp_path, "token")
+    driver = taken(tmp_path, Owner("token", brief=True))
     driver.__enter__()
     with held(tmp_path, Owner("token")) as job:
         driver.__exit__(None, None, None)
@@ -108,7 +108,7 @@ def test_a_brief_owner_is_waited_for_and_is_none_that_runs_something(tmp_path):
     begun, ended = threading.Event(), []
 
     def submit():
-        with taken(tmp_path, "driver"):
+        with taken(tmp_path, Owner("driver", brief=True)):
             begun.set()
             time.sleep(0.3)
             ended.append(time.monotonic())

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from uuid import uuid4
@@ -72,7 +72,7 @@ def held(folder: Path, owner: Owner, *, beside: bool = False) -> Iterator[Lease]
     Raises:
         InUse: a living owner with another token has the lease.
     """
-    with _taken(folder, owner, beside=beside) as lease:
+    with taken(folder, owner, beside=beside) as lease:
         ended = threading.Event()
 
         def renew() -> None:
@@ -93,13 +93,9 @@ def held(folder: Path, owner: Owner, *, beside: bool = False) -> Iterator[Lease]
             thread.join()
 
 
-def taken(folder: Path, token: str) -> AbstractContextManager[Lease]:
-    """As `held`, for seconds: others wait for its end, but a job with this token may take it."""
-    return _taken(folder, Owner(token, brief=True))
-
-
 @contextmanager
-def _taken(folder: Path, owner: Owner, *, beside: bool = False) -> Iterator[Lease]:
+def taken(folder: Path, owner: Owner, *, beside: bool = False) -> Iterator[Lease]:
+    """As `held`, for seconds; others wait for the end of a `brief` owner."""
     path = folder.with_name(f".{folder.name}.{LEASE}") if beside else folder / LEASE
     lease = Lease(folder, owner, path)
     _take(lease)

@@ -12,7 +12,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,8 +25,16 @@ MAX_JSON_BYTES = 100_000_000
 
 
 INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
-LFS_POINTER, WEB_PAGE = (b"version https://git-lfs",), (b"<!doctype", b"<html", b"<?xml")
-"""First bytes of a Git LFS pointer and of a web page, in lower case."""
+DOWNLOADED = {
+    (b"version https://git-lfs",): "this is a Git LFS pointer, not the file; run `git lfs pull` in "
+    "its folder",
+    (
+        b"<!doctype",
+        b"<html",
+        b"<?xml",
+    ): "this is a web page or XML, not the file; download it again",
+}
+"""What a download may leave in place of a file, by first bytes in lower case."""
 
 
 def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:
@@ -64,17 +72,10 @@ def mistaken(data: bytes) -> str | None:
     `data` are at least the first eight bytes of the file; more are compared as far as they go.
     """
     start = data.lstrip()[:200].lower()
-
-    def begins(words: Iterable[bytes]) -> bool:
-        return any(
-            len(start) >= min(8, len(word)) and start[: len(word)] == word[: len(start)]
-            for word in words
-        )
-
-    if begins(LFS_POINTER):
-        return "this is a Git LFS pointer, not the file; run `git lfs pull` in its folder"
-    if begins(WEB_PAGE):
-        return "this is a web page or XML, not the file; download it again"
+    for words, what in DOWNLOADED.items():
+        begun = len(start) >= 8 and any(word.startswith(start) for word in words)
+        if start.startswith(words) or begun:
+            return what
     return None
 
 

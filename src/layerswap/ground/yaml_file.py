@@ -27,20 +27,18 @@ LARGEST = 100_000
 """Most values of a file once every alias (`*name`) is written out."""
 LONGEST = 10_000_000
 """Most characters of a file."""
-DEEPEST = 200
-"""Most brackets within each other; the time of reading grows with the square."""
 MOST_DIGITS = 1000
+"""Most digits of a text that is read as a number."""
 MOST_MISTAKES = 50
 """Most mistakes of a file that are listed."""
-TOO_DEEP = "lists and mappings are nested too deeply"
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2 numbers, stricter than YAML itself.
 
     Refuses a key given twice, tags, aliases that make a value very large or contain themselves,
-    nesting beyond `DEEPEST`, and text that no file and no terminal can hold. Dates, `1:30` and
-    `1_000` are text, and `010` is 10.
+    and text that no file and no terminal can hold. Dates, `1:30` and `1_000` are text, and `010` is
+    10.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,17 +51,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> int:
         value = self.construct_scalar(node)
-        base = {"0o": 8, "0x": 16}.get(value[:2], 10)
-        if len(value) > MOST_DIGITS:
-            line = node.start_mark.line + 1
-            raise RecipeError(f"line {line}: a number of more than {MOST_DIGITS} digits")
-        return int(value, base)
-
-    def fetch_more_tokens(self) -> None:
-        # The scanner reads ahead to the end of a bracket that may be a key, at any depth.
-        if self.flow_level > DEEPEST:
-            raise RecipeError(TOO_DEEP)
-        super().fetch_more_tokens()
+        return int(value, {"0o": 8, "0x": 16}.get(value[:2], 10))
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
         before, is_alias = self.values, self.check_event(yaml.AliasEvent)
@@ -179,7 +167,7 @@ def parse_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
             raise RecipeError(f"{where}: {line}{text}") from None
         raise RecipeError(f"{where}: {line}not valid YAML ({error.problem})") from None
     except RecursionError:
-        raise RecipeError(f"{where}: {TOO_DEEP}") from None
+        raise RecipeError(f"{where}: lists and mappings are nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"{where}: not valid YAML ({' '.join(str(error).split())})") from None
 

@@ -159,7 +159,7 @@ class _Run:
         name, journal = running.step.name, self.journal
         running.handle, running.elsewhere = None, False
         try:
-            with taken(journal.folder(name), running.token):
+            with taken(journal.folder(name), Owner(running.token, brief=True)):
                 finished = name in journal.finished()
                 if not finished and not self.adopted(running):
                     journal.clear(name)
@@ -239,7 +239,7 @@ class _Run:
         """Record that a job was lost or refused, unless another process runs the step by now."""
         step, journal = running.step, self.journal
         try:
-            with taken(journal.folder(step.name), running.token):
+            with taken(journal.folder(step.name), Owner(running.token, brief=True)):
                 journal.finish(
                     step, state="failed", started=running.started, why=why, attempts=running.tries
                 )

@@ -262,7 +262,7 @@ def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
 
     with ExitStack() as leases:
         for run in runs:
-            leases.enter_context(taken(run.parent, Owner().token))
+            leases.enter_context(taken(run.parent, Owner(brief=True)))
         for run in runs:
             write_json(run.parent / DELETED, [kept.relative_to(run).as_posix() for kept in selected
                                               if kept == run or run in kept.parents])  # fmt: skip
