@@ -116,9 +116,6 @@ def test_lm_eval_tells_where_exemplars_come_from(monkeypatch):
     task.set_config("num_fewshot", 3)
     with pytest.raises(EvaluationError, match="t: has 2 documents for exemplars, not 3"):
         _check_exemplars("t", task)
-    task.set_config("fewshot_config", None)
-    with pytest.raises(EvaluationError, match="t: this lm-eval does not tell where exemplars come"):
-        _check_exemplars("t", task)
 
 
 def test_ray_tells_which_nodes_no_autoscaler_started(monkeypatch):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerswap.engine.rows import TokenRow, longest_first
@@ -55,7 +56,8 @@ def group_by_prefix(
 
     pairs = sorted(zip(rows, limits, strict=True), key=lambda pair: pair[0].tokens)
     shared = [
-        min(_common_length(a.tokens, b.tokens), a_limit, b_limit)
+        # The common length is the number of equal tokens before the first unequal pair.
+        min([*map(eq, a.tokens, b.tokens), False].index(False), a_limit, b_limit)
         for (a, a_limit), (b, b_limit) in pairwise(pairs)
     ]
     groups = [
@@ -63,18 +65,6 @@ def group_by_prefix(
         for group in _cheapest_groups([row for row, _ in pairs], shared, cost)
     ]
     return sorted(groups, key=lambda group: -len(group.rows[0].tokens))
-
-
-def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix, by bisection: slices are compared in C."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _cheapest_groups(

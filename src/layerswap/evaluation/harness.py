@@ -30,7 +30,7 @@ from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.languages import answer_of
-from layerswap.evaluation.lm_eval_inside import exemplars_of, is_too_long, refuse_programs
+from layerswap.evaluation.lm_eval_inside import is_too_long, refuse_programs
 from layerswap.evaluation.metrics import ADDED, add_labels, add_written, written_metrics
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
@@ -49,17 +49,11 @@ from layerswap.merge import Plan, make_plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.merge.layout import widest
 from layerswap.merge.metadata import COPIED, generation_file, tokenizer_folder
-from layerswap.versions import install
 
 Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""
 Samples = Mapping[str, Sequence[int]]
 """Positions of the documents to evaluate on, by task."""
-
-
-def open_sweep(plans: Sequence[Plan], settings: EvaluationSettings) -> Sweep:
-    """Open compositions on the device and in the dtype of the settings."""
-    return Sweep(plans, device=pick_device(settings.device), dtype=settings.dtype)
 
 
 def evaluate(
@@ -150,7 +144,7 @@ def _check_exemplars(name: str, task: Any) -> None:
     wanted = task.get_config("num_fewshot")
     if not wanted:
         return
-    exemplars = exemplars_of(name, task)
+    exemplars = task.get_config("fewshot_config")
     with _quiet():
         known = len(task.fewshot_docs() or ())
     known -= int(exemplars.split == task.get_config("test_split"))
@@ -367,10 +361,8 @@ def _quiet() -> Iterator[None]:
 @cache
 def _manager(include: tuple[str, ...], names: tuple[str, ...]) -> Any:
     """Read the task index; lm-eval's own tasks only for names that the folders lack."""
-    try:
-        from lm_eval.tasks import TaskManager
-    except ImportError:
-        raise EvaluationError(f"tasks need lm-eval; {install('eval')}") from None
+    from lm_eval.tasks import TaskManager
+
     if not include:
         return _lm_eval_manager()
     own = TaskManager(include_path=list(include), include_defaults=False)
@@ -451,9 +443,10 @@ def evaluate_models(
         plans = [models[name] for name in group]
         tokenizer = plan_tokenizer(plans[0])
         settings.with_chat_template(tokenizer, log_once)
+        sweep = Sweep(plans, device=pick_device(settings.device), dtype=settings.dtype)
         evaluated = evaluate(
-            open_sweep(plans, settings), tokenizer, tasks, include=include, settings=settings,
-            store=store, log=log, progress=progress,
+            sweep, tokenizer, tasks, include=include, settings=settings, store=store, log=log,
+            progress=progress,
         )  # fmt: skip
         results |= dict(zip(group, evaluated, strict=True))
     return {name: results[name] for name in models}

@@ -23,14 +23,6 @@ def refuse_programs(marks: Mapping[str, Any]) -> None:
             )
 
 
-def exemplars_of(name: str, task: Any) -> Any:
-    """Return the settings of a task's exemplars, with `split` and `samples`."""
-    exemplars = task.get_config("fewshot_config")
-    if not hasattr(exemplars, "split") or not hasattr(exemplars, "samples"):
-        raise EvaluationError(f"{name}: this lm-eval does not tell where exemplars come from")
-    return exemplars
-
-
 def is_too_long(error: AssertionError) -> bool:
     """True if a text does not fit into a model's context: this has no error class of its own."""
     return "maximum sequence length" in str(error)

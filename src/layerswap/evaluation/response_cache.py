@@ -135,11 +135,6 @@ def composition_key(plan: Plan) -> str:
     return _hash(parts)
 
 
-def request_key(kind: str, *parts: Any) -> str:
-    """Hash a request: its kind, its tokens and its settings."""
-    return _hash([kind, *parts])
-
-
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -188,7 +183,7 @@ class ResponseCache:
         `asked` are token ids of context and continuation, `bound` is the largest number of tokens
         that the model reads, and `dtype` is that of the softmax.
         """
-        keys = [request_key("score", c, r, bound, dtype, self._model_key) for c, r in asked]
+        keys = [_hash(["score", c, r, bound, dtype, self._model_key]) for c, r in asked]
         for requests, members in self._missing(keys).items():
             longest = max(min(bound, len(asked[i][0]) + len(asked[i][1])) for i in requests)
             for part in self._sweep.iter_loglikelihood(
@@ -218,7 +213,7 @@ class ResponseCache:
     ) -> list[Answer]:
         """Generate tokens after prompts with the `number`-th member."""
         known = repr(sorted(settings.items())), self._model_key
-        keys = [request_key("text", prompt, *known) for prompt in prompts]
+        keys = [_hash(["text", prompt, *known]) for prompt in prompts]
         for requests, members in self._missing(keys).items():
             batch = None
             if self._batch_size is None:

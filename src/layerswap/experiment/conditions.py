@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
-from layerswap.compose import Recipe, Zones, default_zones, zone_grid
-from layerswap.compose.schema import SwapMethod
+from layerswap.compose import Zones, default_zones, zone_grid
 from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Log
@@ -186,7 +185,8 @@ def contenders(start: Plan, *, densities: Sequence[float] = ()) -> dict[Conditio
 
     All use the swap's own checkpoints. The base and TIES are added where the recipe names the base.
     """
-    method, baselines = swap_of(start.recipe), ["experts", "soup"]
+    method, baselines = start.recipe.swap, ["experts", "soup"]
+    assert method is not None, "contenders are those of a swap"
     parts: dict[Condition, dict[str, Any]] = {}
     if start.base is not None:
         baselines.append("ties")
@@ -206,14 +206,9 @@ def contenders(start: Plan, *, densities: Sequence[float] = ()) -> dict[Conditio
 def swapped(start: Plan, zones: Zones, outside: str = "") -> Plan:
     """Returns the swap with other zones, and another outside if given."""
     changes = {**vars(zones), **({"outside": outside} if outside else {})}
-    swap = swap_of(start.recipe).model_copy(update=changes)
+    assert start.recipe.swap is not None, "other zones are those of a swap"
+    swap = start.recipe.swap.model_copy(update=changes)
     return start.with_recipe(start.recipe.model_copy(update={"swap": swap}))
-
-
-def swap_of(recipe: Recipe) -> SwapMethod:
-    """Returns the swap of a recipe, which is known to be one."""
-    assert recipe.swap is not None, "a sweep's recipe is a swap"
-    return recipe.swap
 
 
 # --- the compositions that a sweep tries ---

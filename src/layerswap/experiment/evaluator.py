@@ -12,7 +12,6 @@ from layerswap.evaluation.harness import (
     evaluate,
     labels_of,
     load_tasks,
-    open_sweep,
     stratified_order,
 )
 from layerswap.evaluation.response_cache import AnswerStore
@@ -52,7 +51,7 @@ class Evaluator:
         progress: Advance | None = None,
     ) -> None:
         self.spec = spec
-        self.sweep = open_sweep(list(plans.values()), spec)
+        self.sweep = Sweep(list(plans.values()), device=spec.device, dtype=spec.dtype)
         self.members = {condition: i for i, condition in enumerate(plans)}
         self._plain = plan_tokenizer(next(iter(plans.values())))
         self.tokenizer = spec.with_chat_template(self._plain, log)
@@ -103,8 +102,9 @@ class Evaluator:
         rows: list[Answer] = []
         for condition, result in zip(conditions, scored, strict=True):
             for task, samples in result["samples"].items():
+                firsts = ((next(iter(one["metrics"]), ""), one["filter"]) for one in samples)
                 rows += answers_to(
-                    samples, None, _first_measure(samples), task=task,
+                    samples, None, next(firsts, ("", "")), task=task,
                     benchmark=task, split=split, condition=condition, model=str(condition),
                 )  # fmt: skip
         return rows
@@ -124,11 +124,6 @@ class Evaluator:
                 raise EvaluationError(f"choose_by: no {key} {wanted!r}{hint}")
             fitting = [measure for measure in fitting if wanted in (None, measure[i])]
         return fitting[0]
-
-
-def _first_measure(samples: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Returns the first metric and filter of a task."""
-    return (next(iter(samples[0]["metrics"]), ""), samples[0]["filter"]) if samples else ("", "")
 
 
 def _split(spec: SweepSettings, tasks: Sequence[str]) -> dict[str, dict[str, list[int]]]:

@@ -14,7 +14,6 @@ from typing import Any
 from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.system import sorted_paths, unusable_name
 from layerswap.reading.origins import Origin, read_files, read_hub
-from layerswap.versions import install
 
 Rows = list[dict[str, Any]]
 """Rows of a table by the names of its columns."""
@@ -165,10 +164,8 @@ class TaskFolder:
 
 def lm_eval_file(relative: str) -> str:
     """Find a file in lm-eval's folder of tasks, for `include`."""
-    try:
-        import lm_eval
-    except ImportError:
-        raise EvaluationError(f"tasks need lm-eval; {install('eval')}") from None
+    import lm_eval
+
     path = Path(str(lm_eval.__file__)).parent / "tasks" / relative
     if not path.is_file():
         raise EvaluationError(f"this version of lm-eval has no {relative}")
