@@ -34,36 +34,27 @@ AnyBase = Annotated[str | None, _BASE]
 TaskExpert = Annotated[str, _TASK_EXPERT]
 LanguageExpert = Annotated[str, _LANGUAGE_EXPERT]
 
-_OVERWRITE = Option("--overwrite", help="Overwrite an output that layerswap wrote.")
-_THREADS = Option(min=1, show_default="the usable processors", help="Number of threads.")
-_AXIS = Option(help="Features that count as rows: input, as in the papers, or output.")
-_LAYOUT = Option(
+OutFolder = Annotated[Path, Option(help="Folder to create.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Overwrite an output that layerswap wrote.")]
+Threads = Annotated[
+    int | None, Option(min=1, show_default="the usable processors", help="Number of threads.")
+]
+Axis = Annotated[
+    Literal["input", "output"],
+    Option(help="Features that count as rows: input, as in the papers, or output."),
+]
+Layout = Annotated[Literal["auto", "plain"], Option(
     help="Layout of the files. With auto, they share the experts' blocks if the filesystem can.",
     rich_help_panel=OUTPUT,
-)
-_RANK = Option(
-    min=1,
-    show_default="the exact rank",
-    help="Largest rank of a merged adapter.",
-    rich_help_panel=OUTPUT,
-)
-OutFolder = Annotated[Path, Option(help="Folder to create.")]
-Overwrite = Annotated[bool, _OVERWRITE]
-Threads = Annotated[int | None, _THREADS]
-Axis = Annotated[Literal["input", "output"], _AXIS]
-Layout = Annotated[Literal["auto", "plain"], _LAYOUT]
-Rank = Annotated[int | None, _RANK]
-
-_DEVICE = Option(
+)]  # fmt: skip
+Device = Annotated[str | None, Option(
     show_default="a GPU if there is one", help="Device of the models: cpu, cuda, mps or xpu.",
     rich_help_panel=MODELS,
-)  # fmt: skip
-_ALLOW_CODE = Option(
+)]  # fmt: skip
+AllowCode = Annotated[bool, Option(
     "--allow-code", help="Run programs that a model writes, in a sandbox.",
     rich_help_panel="Options",
-)  # fmt: skip
-Device = Annotated[str | None, _DEVICE]
-AllowCode = Annotated[bool, _ALLOW_CODE]
+)]  # fmt: skip
 
 
 class PairOptions(OptionGroup):
@@ -142,6 +133,7 @@ class OutputFormat(WeightFormat, panel=OUTPUT):
         bake: Write full weights from adapters too.
         base_as nf4|nf4-double: Round the base of QLoRA adapters to 4 bits, as in training.
             (default: as stored)
+        rank: Largest rank of a merged adapter. (default: the exact rank)
         blend_type Q8_0|F16|...: Type of the blended matrices of a GGUF output. (default: the wider
             of the experts')
         languages CODE,...: Languages on the model card, such as sw or sw,en.
@@ -150,7 +142,7 @@ class OutputFormat(WeightFormat, panel=OUTPUT):
     tokenizer: str | None = None
     bake: bool | None = None
     base_as: str | None = None
-    rank: Rank = None
+    rank: Annotated[int | None, Option(min=1)] = None
     blend_type: str | None = None
     languages: str | None = None
 

@@ -14,7 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,42 +109,35 @@ def _echo(text: object, *, err: bool = False) -> None:
     typer.echo("\n".join(map(visible, lines)), err=err)
 
 
-def _now() -> float:
-    return time.monotonic()
-
-
 SECONDS_BETWEEN_LINES = 15.0
 """Seconds between two lines of one job where standard error is no terminal."""
 
 
-Reach = Callable[[int, int], None]
-"""Takes the units done and the units in all."""
-
-
-@dataclass
 class Job:
-    """Work with a counter of finished units."""
+    """Work with a counter of finished units, shown as a bar, or as lines without `bars`."""
 
-    label: str
-    total: int  # 0 while it is unknown
-    unit: str  # `bytes` or another word
-    done: int = 0
-    started: float = field(default_factory=_now)  # s
-    shown: float = field(default_factory=_now)  # time of its last line, s
+    def __init__(self, label: str, unit: str, bars: Progress | None = None) -> None:
+        self.label, self.unit, self.bars = label, unit, bars  # `bytes` or another word
+        self.done = self.total = 0  # the total is 0 while it is unknown
+        self.started = self.shown = time.monotonic()  # s; `shown` is the time of the last line
+        # Until the first unit is done, the bar has no total: it moves instead of being empty.
+        self.bar = None if bars is None else bars.add_task(label, total=None, job=self)
 
-    def reach(self, done: int, total: int) -> str | None:
-        """Set the units done and the units in all; returns the line to print, if one is due."""
-        now = _now()
+    def reach(self, done: int, total: int) -> None:
+        """Set the units done and the units in all, and show them; a line only if one is due."""
         finished = bool(total) and done >= total and done > self.done
         self.done, self.total = done, total
-        if now - self.shown < SECONDS_BETWEEN_LINES and not (
-            finished and now - self.started >= SECONDS_BETWEEN_LINES
-        ):
-            return None
+        if self.bars is not None and self.bar is not None:
+            self.bars.update(self.bar, completed=done, total=(done and total) or None,
+                             visible=not 0 < total <= done)  # fmt: skip
+            return
+        now = time.monotonic()
+        if now - (self.started if finished else self.shown) < SECONDS_BETWEEN_LINES:
+            return
         self.shown = now
         rate = self.done / max(now - self.started, 1e-9)
         left = f", {(self.total - self.done) / rate:,.0f} s left" if rate and self.total else ""
-        return f"{self.label}: {self.amount(rate)}{left}"
+        log(f"{self.label}: {self.amount(rate)}{left}")
 
     def amount(self, rate: float | None) -> str:
         """Units done, units in all, and units per second."""
@@ -161,10 +155,9 @@ class Job:
 @contextmanager
 def step_progress(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """Show a progress bar; yields a function that advances it by n units."""
-    with _shown() as start:
-        job = Job(label, total, unit)
-        reach = start(job)
-        yield lambda count: reach(job.done + count, total)
+    with _jobs(unit) as begin:
+        job = begin(label)
+        yield lambda count: job.reach(job.done + count, total)
 
 
 @contextmanager
@@ -176,56 +169,30 @@ def answer_progress(label: str, path: Path) -> Iterator[AnswerStore]:
     """
     from layerswap.evaluation.response_cache import AnswerStore
 
-    with _shown() as start:
-        reach = start(Job(label, 0, "answers"))
-        with closing(AnswerStore(path, lambda total, done: reach(done, total))) as store:
+    with _jobs("answers") as begin:
+        job = begin(label)
+        with closing(AnswerStore(path, lambda total, done: job.reach(done, total))) as store:
             yield store
 
 
 @contextmanager
 def named_progress(unit: str) -> Iterator[Callable[[str, int, int], None]]:
     """One job per name; yields a function of a name, the units done and the units in all."""
-    with _shown() as start:
-        jobs: dict[str, Reach] = {}
-
-        def report(name: str, done: int, total: int) -> None:
-            if name not in jobs:
-                jobs[name] = start(Job(name, total, unit))
-            jobs[name](done, total)
-
-        yield report
+    with _jobs(unit) as begin:
+        begun = cache(begin)
+        yield lambda name, done, total: begun(name).reach(done, total)
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Job], Reach]]:
-    """Yields a function that shows a job and returns the function that updates it."""
+def _jobs(unit: str) -> Iterator[Callable[[str], Job]]:
+    """Yields a function that begins a job of a name."""
     if settings.quiet or not sys.stderr.isatty():
-
-        def start(job: Job) -> Reach:
-            def reach(done: int, total: int) -> None:
-                if line := job.reach(done, total):
-                    log(line)
-
-            return reach
-
-        yield start
+        yield lambda name: Job(name, unit)
         return
     with _bars() as bars:
-
-        def begin(job: Job) -> Reach:
-            # Until the first unit is done, the bar has no total: it moves instead of being empty.
-            bar = bars.add_task(job.label, total=None, job=job)
-
-            def reach(done: int, total: int) -> None:
-                job.done, job.total = done, total
-                bars.update(bar, completed=done, total=(done and total) or None,
-                            visible=not 0 < total <= done)  # fmt: skip
-
-            return reach
-
         _live.append(bars)
         try:
-            yield begin
+            yield lambda name: Job(name, unit, bars)
         finally:
             _live.remove(bars)
 

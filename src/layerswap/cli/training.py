@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -52,27 +51,15 @@ def data(
         return
     if out is None:
         raise RecipeError("give --out, the folder to create")
-    _build(mix, parameters, out, local=local, limit=limit, overwrite=overwrite)
-
-
-def _build(
-    mix: str,
-    values: Mapping[str, str],
-    out: Path,
-    *,
-    local: Path | None,
-    limit: int | None,
-    overwrite: bool,
-) -> None:
     from layerswap.checkpoint import refuse_target
     from layerswap.cli.tables import mix_table
     from layerswap.training.mix.build import build_mix
     from layerswap.training.mix.card import CARD, data_card, first_rows, save_mix
-    from layerswap.training.mix.schema import mix_text, read_mix
+    from layerswap.training.mix.schema import read_mix
     from layerswap.versions import need_extras
 
     need_extras("a data mix", "train")
-    checked, text = read_mix(mix, values), mix_text(mix, values)
+    checked, text = read_mix(mix, parameters), mix_text(mix, parameters)
     refuse_target(out, marker=CARD, overwrite=overwrite)
     with output.named_progress("rows") as progress:
         built = build_mix(
