@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -317,8 +318,7 @@ def _tokens(tokenizer: Any, llama: Llama, texts: Sequence[str]) -> Check:
 def _first_difference(tokenizer: Any, text: str, expected: list[int], found: list[int]) -> str:
     """Say where two lists of tokens begin to differ, and why if that is known."""
     bos = tokenizer.bos_token_id
-    pairs = enumerate(zip(expected, found, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
+    at = len(commonprefix([expected, found]))  # noqa: RUF071  # of tokens, not paths
     shown = [repr(tokenizer.convert_ids_to_tokens(ids[at])) if at < len(ids) else "the end"
              for ids in (expected, found)]  # fmt: skip
     if bos is not None and found[:1] == [bos] and found[1:] == expected:
@@ -382,8 +382,7 @@ def _template(tokenizer: Any, llama: Llama, chats: Sequence[Sequence[Mapping[str
 def _first_letter(expected: str, found: str, bos: str) -> str:
     if bos and found == bos + expected:
         return f"the file's template writes another {bos!r} (BOS)"
-    pairs = enumerate(zip(expected, found, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
+    at = len(commonprefix([expected, found]))  # noqa: RUF071  # of texts, not paths
     return (
         f"from character {at} on the folder writes {expected[at : at + 40]!r}, and the file "
         f"{found[at : at + 40]!r}"

@@ -83,7 +83,6 @@ class LabQuestions(Evaluator):
 
     def measure(self, rows: Sequence[Answer]) -> Measure:
         """Returns the measure that chooses."""
-        del rows
         return "task_target", *MEASURE
 
     def rows(

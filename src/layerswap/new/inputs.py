@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -192,7 +191,7 @@ class Inputs:
     @cached_property
     def billions(self) -> float:
         """Parameters of the base, in billions."""
-        return sum(prod(tensor.shape) for tensor in self.base.tensors.values()) / 1e9
+        return sum(tensor.elements for tensor in self.base.tensors.values()) / 1e9
 
     @property
     def task_name(self) -> str:

@@ -177,7 +177,7 @@ def size_of(base: str) -> tuple[float, float]:
             return UNKNOWN, INSIDE
         return float(named[1]) / (1000 if named[2] in "mM" else 1), INSIDE
     opened = open_checkpoint(base)
-    sizes = {name: prod(tensor.shape) for name, tensor in opened.tensors.items()}
+    sizes = {name: tensor.elements for name, tensor in opened.tensors.items()}
     inside = sum(size for name, size in sizes.items() if opened.places[name].layer is not None)
     total = sum(sizes.values()) or 1
     return total / 1e9, inside / total

@@ -154,7 +154,6 @@ class EvaluateStep(Kind, LanguageModels):
         """Check the grid, the chat template, the suites and the names of the tasks."""
         from layerswap.evaluation.harness import check_task_names
 
-        del name
         if self.grid and Path(self.base).is_dir():
             layers = layers_of(self.base)
             if not any(zone_grid(layers, **self.grid.sizes)):
@@ -167,13 +166,11 @@ class EvaluateStep(Kind, LanguageModels):
 
     def check_here(self, name: str, *, device: bool) -> None:
         """Check that this machine has the device, if the step runs here."""
-        del name
         if device:
             check_device(self.device)
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Load the tasks of the study, and write those of suites into a temporary folder."""
-        del name
         if fetch or own_readers(self.include):
             self._check_metric()
         for suite, language in sorted({*self._asked()} - seen):

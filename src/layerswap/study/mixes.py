@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
-from layerswap.ground.errors import LayerswapError
+from layerswap.ground.errors import error_context
 from layerswap.ground.types import Log
 from layerswap.reading.origins import open_rows, where_filter
 from layerswap.study.inputs import existing_path
@@ -46,16 +46,13 @@ class DataStep(Kind):
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Read the first rows of the local sources, and check their columns."""
-        del fetch, log, seen
         for source_name, source in mix_of(self.mix, name).sources.items():
             if source.id is not None:
                 continue
-            try:
+            with error_context(f"{name}, source {source_name!r}"):
                 rows = open_rows(source, folder=Path(self.folder), limit=FIRST).rows
                 where_filter(source, rows)
                 ExampleMaker(source, source_name).check(rows)
-            except LayerswapError as error:
-                raise error.within(f"{name}, source {source_name!r}") from None
 
     def run(self, context: Context) -> None:
         """Build the mix."""

@@ -103,7 +103,6 @@ class TrainStep(Kind, TrainingRun):
         """Read the rows of data that exist."""
         from layerswap.training.expert.job import load_rows
 
-        del name, fetch, log, seen
         for data in self.data:
             if data.given is not None:
                 files = Files(**data.given) if isinstance(data.given, dict) else data.given
@@ -164,7 +163,6 @@ class SelectStep(Kind, EvaluationSettings):
         """Load the tasks, and look at the experts on the Hub."""
         from layerswap.evaluation.harness import load_tasks
 
-        del device
         if self.tasks:
             load_tasks(self.tasks, include=list(map(Path, self.include)))
         self._check_experts(name, local=False)

@@ -39,7 +39,6 @@ class VectorsStep(Kind):
 
     def check_here(self, name: str, *, device: bool) -> None:
         """Open the encoder."""
-        del name, device
         open_encoder(self.encoder, "cpu")
 
     def run(self, context: Context) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from layerswap.checkpoint import Checkpoint, fingerprint, open_checkpoint
 from layerswap.checkpoint.hub import TRAINING
 from layerswap.checkpoint.loading import load_tokenizer, with_thinking
 from layerswap.compose.composition import all_places
-from layerswap.ground.errors import DataError, LayerswapError, TrainingError, one_line
+from layerswap.ground.errors import DataError, TrainingError, error_context, one_line
 from layerswap.ground.strict_json import read_json_object
 from layerswap.ground.types import PathLike
 from layerswap.merge.target import check_apart
@@ -183,7 +182,7 @@ def plan_training(
     started = resume and (target / TRAINING).is_file()
     config, decay = sft_config(
         spec, target / CHECKPOINTS, rows=form,
-        parameters=sum(math.prod(tensor.shape) for tensor in base.tensors.values()),
+        parameters=sum(tensor.elements for tensor in base.tensors.values()),
         bf16=read_training(target)["hyperparameters"].get("bf16") if started else None,
     )  # fmt: skip
     for rows in sets if config.completion_only_loss else ():
@@ -257,12 +256,6 @@ def load_rows(data: Data, *, folder: Path, limit: int | None = None) -> Training
     return rows
 
 
-def equal_parts(sets: list[Dataset]) -> list[Dataset]:
-    """Cut every set to the size of the smallest: a fair validation set (paper 2, section 4.5)."""
-    smallest = min(len(rows) for rows in sets)
-    return [rows.select(range(smallest)) for rows in sets]
-
-
 def _from_folder(data: str, folder: Path) -> TrainingRows:
     path = folder / Path(data).expanduser()
     if not path.is_dir():
@@ -286,7 +279,7 @@ def _from_files(data: Files, folder: Path) -> TrainingRows:
     fingerprints: dict[str, str] = {}
     files: list[str] = []
     for split, pattern in data.model_dump(exclude_none=True).items():
-        try:
+        with error_context(f"data.{split}: {pattern}"):
             sets[split] = _trainer_columns(open_rows(Origin(path=pattern), folder=folder).rows)
             for file in matching_files(folder, pattern):
                 if file in files:
@@ -296,8 +289,6 @@ def _from_files(data: Files, folder: Path) -> TrainingRows:
                 name += f" ({len(files)})" if name in fingerprints else ""
                 fingerprints[name] = fingerprint(Path(file))
                 files.append(file)
-        except LayerswapError as error:
-            raise error.within(f"data.{split}: {pattern}") from None
     rows = TrainingRows(Path(data.train).stem, sets["train"], sets["validation"], fingerprints)
     if rows.validation is not None and rows.validation.column_names != rows.train.column_names:
         raise DataError("data.validation: its columns differ from the training columns")

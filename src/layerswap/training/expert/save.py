@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -129,10 +128,8 @@ def put_in_place(out: Path, base: Checkpoint, record: Mapping[str, Any], *, dtyp
         set_dtype(config, dtype)
         (draft / CONFIG).write_bytes((json.dumps(config, indent=2) + "\n").encode())
     (draft / "README.md").write_bytes(model_card(record, base, adapter=adapter).encode())
-    umask = os.umask(0)
-    os.umask(umask)
-    for file in draft.iterdir():
-        file.chmod(0o666 & ~umask)  # safetensors makes its files readable by the owner alone
+    for file in weights:  # safetensors makes its files readable by the owner alone
+        shutil.copymode(draft / "README.md", file)
     sync_tree(draft)
     last = draft / (_ADAPTER if adapter else CONFIG)
     for file in sorted(draft.iterdir(), key=lambda file: (file == last, file.name)):

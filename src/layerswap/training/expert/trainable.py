@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from layerswap.checkpoint.places import Place, place, place_tensors
 from layerswap.compose import Composition, partition, read_recipe
 from layerswap.compose.composition import all_places
-from layerswap.ground.errors import RecipeError, TrainingError
+from layerswap.ground.errors import RecipeError, TrainingError, error_context
 from layerswap.training.expert.spec import ExpertSpec, Lora, Trained
 
 if TYPE_CHECKING:
@@ -118,10 +118,8 @@ def _selected_places(chosen: Trained, layers: int) -> Part:
     """Return the places in `places`; all if it is not given."""
     if chosen.places is None:
         return frozenset(all_places(layers))
-    try:
+    with error_context("train.places"):
         return frozenset(p for where in chosen.places for p in where.places(layers))
-    except RecipeError as error:
-        raise error.within("train.places") from None
 
 
 def _composition(chosen: Trained, layers: int, folder: Path) -> tuple[Composition, list[str]]:

@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from layerswap.ground.errors import TrainingError, one_line
 from layerswap.ground.lease import Lease, Owner, held
 from layerswap.ground.types import Log, PathLike, counted
 from layerswap.training.expert.hyperparameters import launched_with
-from layerswap.training.expert.job import TrainingJob, equal_parts, plan_training
+from layerswap.training.expert.job import TrainingJob, plan_training
 from layerswap.training.expert.save import (
     CHECKPOINTS,
     DRAFT,
@@ -78,6 +78,8 @@ def train(
         >>> expert = ls.train({"base": "base", "data": {"train": "rows.jsonl"}}, out="expert")
         >>> saved = ls.soup([expert]).save("copy")
     """
+    from accelerate import PartialState
+
     if isinstance(spec, str | os.PathLike):
         folder = Path(spec).parent if folder is None else folder
         spec = read_expert(Path(spec))
@@ -85,20 +87,17 @@ def train(
         given = spec.model_dump(exclude_unset=True) if isinstance(spec, ExpertSpec) else dict(spec)
         spec = check_expert(given | overrides)
     job = plan_training(spec, out, folder=folder, resume=resume)
-    with _lease(job) as lease:
-        if not _open_output(job, resume=resume, overwrite=overwrite):
+    state = PartialState()
+    first = state.is_main_process
+    with held(job.out, Owner(), beside=True) if first else nullcontext() as lease:
+        if first:
+            _open_folder(job, resume=resume, overwrite=overwrite)
+        state.wait_for_everyone()
+        if read_training(job.out)["finished"]:
             log(f"{job.out}: already finished")
         else:
             _fit_or_clean(job, lease, log, resume=resume)
     return job.out
-
-
-def _lease(job: TrainingJob) -> AbstractContextManager[Lease | None]:
-    """Hold the lease of the output, in the first process."""
-    from accelerate import PartialState
-
-    first = PartialState().is_main_process
-    return held(job.out, Owner(), beside=True) if first else nullcontext()
 
 
 def _fit_or_clean(job: TrainingJob, lease: Lease | None, log: Log, *, resume: bool) -> None:
@@ -109,7 +108,9 @@ def _fit_or_clean(job: TrainingJob, lease: Lease | None, log: Log, *, resume: bo
             warnings.simplefilter("ignore", FutureWarning)
             _fit(job, log)
     except BaseException as error:
-        full = isinstance(error, OSError | RuntimeError) and _is_full(job)
+        # Libraries name other causes of a disk without room for a file of weights.
+        full = (isinstance(error, OSError | RuntimeError)
+                and shutil.disk_usage(job.out).free < 2 * job.base.nbytes)  # fmt: skip
         if lease and not checkpoints(job.out / CHECKPOINTS) and not resume:
             lease.discard()
         if full:
@@ -119,11 +120,6 @@ def _fit_or_clean(job: TrainingJob, lease: Lease | None, log: Log, *, resume: bo
                 f"checkpoints of {job.base.nbytes / 1e6:,.0f} MB and {what}"
             ) from None
         raise
-
-
-def _is_full(job: TrainingJob) -> bool:
-    """True if the disk has no room for a file of weights; libraries name other causes."""
-    return shutil.disk_usage(job.out).free < 2 * job.base.nbytes
 
 
 def _fit(job: TrainingJob, log: Log) -> None:
@@ -182,6 +178,7 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
     places = parameter_places(model)
     held_out = [rows.validation for rows in job.sets if rows.validation is not None]
     validate = len(held_out) == len(job.sets)
+    smallest = min(map(len, held_out), default=0)  # a fair validation set (paper 2, section 4.5)
     logger = logging.getLogger("trl")
     level = logger.level
     if any(job.prompt_warnings):
@@ -193,7 +190,7 @@ def make_trainer(job: TrainingJob, model: PreTrainedModel, log: Log) -> Any:
             processing_class=job.tokenizer,
             peft_config=_lora_config(job, model),
             train_sets=[rows.train for rows in job.sets],
-            validation_sets=equal_parts(held_out) if validate else [],
+            validation_sets=[s.select(range(smallest)) for s in held_out] if validate else [],
             every=spec.simultaneous.every if spec.simultaneous else None,
             decay=job.decay,
         )
@@ -322,19 +319,8 @@ def _losses(history: list[dict[str, Any]]) -> dict[str, float | None]:
     return {"training": last("loss") or last("train_loss"), "validation": last("eval_loss")}
 
 
-def _open_output(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
-    """Make or check the output folder; return false if the training is already finished."""
-    from accelerate import PartialState
-
-    state = PartialState()
-    unfinished = True
-    if state.is_main_process:
-        unfinished = _open_folder(job, resume=resume, overwrite=overwrite)
-    state.wait_for_everyone()
-    return unfinished if state.is_main_process else not read_training(job.out)["finished"]
-
-
-def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
+def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> None:
+    """Make the output folder with the record of the training, or check the one to resume in."""
     if resume and job.out.is_dir():
         record = read_training(job.out)
         if record.get("batch", job.batch) != job.batch:
@@ -348,7 +334,7 @@ def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
                 f"{job.out}: holds another training (its settings, data or base differ); "
                 "choose another output, or pass --overwrite instead of --resume"
             )
-        return not record["finished"]
+        return
     if job.out.is_dir() and (job.out / TRAINING).is_file() and not overwrite:
         if read_training(job.out)["finished"]:
             state = "a finished training; choose another output or pass --overwrite"
@@ -357,4 +343,3 @@ def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> bool:
         raise TrainingError(f"{job.out}: holds {state}")
     with atomic_folder(job.out, marker=TRAINING, overwrite=overwrite) as draft:
         write_json(draft / TRAINING, job.record)
-    return True

@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from layerswap.ground.errors import DataError
+from layerswap.ground.errors import DataError, error_context
 from layerswap.reading.origins import check_columns, check_texts
 from layerswap.training.mix.schema import Messages, Mix, MixSource
 from layerswap.training.mix.templates import DatasetRow, Template, parse_template, text_of
@@ -101,10 +101,8 @@ class ExampleMaker:
         return (("user", prompt), ("assistant", completion)), ""
 
     def _render(self, key: str, row: DatasetRow) -> str:
-        try:
+        with error_context(key):
             return self._templates[key].render(row)
-        except DataError as error:
-            raise error.within(key) from None
 
 
 def mix_rows(mix: Mix, examples: list[MixExample]) -> Dataset:

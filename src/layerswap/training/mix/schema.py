@@ -229,8 +229,7 @@ def read_mix(source: str | Path, settings: Values | None = None) -> Mix:
 
     Example: `read_mix("swahili")`
     """
-    text, ready_settings = _open_recipe(source)
-    settings = {**ready_settings, **(settings or {})}
+    text, settings = _open_recipe(source, settings)
     return parse_mix(text, where=str(source), settings=settings, folder=Path(source).parent)
 
 
@@ -239,9 +238,8 @@ def mix_text(source: str | Path, settings: Values | None = None) -> str:
 
     Args and errors as in `read_mix`, but the mix is not validated.
     """
-    text, ready_settings = _open_recipe(source)
+    text, settings = _open_recipe(source, settings)
     data, lines = parse_yaml(text, str(source))
-    settings = {**ready_settings, **(settings or {})}
     filled, _ = fill_parameters(data, lines, settings, where=str(source))
     filled = fill_tasks(filled, Path(source).parent, where=str(source))
     return text if filled is data else dump_yaml(filled)
@@ -271,16 +269,17 @@ def missing_parameters(source: str | Path) -> list[str]:
     return [name for name, value in {**declared, **settings}.items() if value is None]
 
 
-def _open_recipe(source: str | Path) -> tuple[str, Values]:
-    """Read the YAML of a file or of a ready recipe, and the settings of its parameters."""
+def _open_recipe(source: str | Path, settings: Values | None = None) -> tuple[str, Values]:
+    """Read the YAML of a file or of a ready recipe, and add the recipe's own settings."""
     path = Path(source)
     if path.exists() or path.suffix or len(path.parts) != 1:
-        return read_text(path), {}
+        return read_text(path), settings or {}
     recipes = _shipped()
     if str(source) not in recipes:
         hint = nearest(str(source), list(recipes))
         raise RecipeError(f"{source}: no such file, and no such ready recipe{hint}")
-    return recipes[str(source)]
+    text, ready = recipes[str(source)]
+    return text, {**ready, **(settings or {})}
 
 
 @cache

@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from layerswap.ground.errors import DataError, RecipeError
+from layerswap.ground.errors import DataError, RecipeError, error_context
 from layerswap.ground.placeholders import fill
 from layerswap.ground.yaml_file import KeyPath, nearest
 from layerswap.reading.origins import only
@@ -150,9 +150,9 @@ def fill_parameters(data: Any, lines: Lines, settings: Values, *, where: str) ->
     Refuses a setting that is not a parameter, and a parameter without a value; errors name `where`.
     """
     declared = data.get(PARAMETERS) if isinstance(data, dict) else None
-    try:
-        if declared is None and not settings:
-            return data, lines
+    if declared is None and not settings:
+        return data, lines
+    with error_context(where):
         values = _merge_settings(declared or {}, settings)
         mix = {key: value for key, value in data.items() if key != PARAMETERS}
 
@@ -160,8 +160,6 @@ def fill_parameters(data: Any, lines: Lines, settings: Values, *, where: str) ->
             return fill(node, _PLACEHOLDER, lambda match: _value(match, values))
 
         return filled(mix), {filled(path): line for path, line in lines.items()}
-    except RecipeError as error:
-        raise error.within(where) from None
 
 
 def _merge_settings(declared: Any, settings: Values) -> dict[str, Any]:
