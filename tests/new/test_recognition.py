@@ -679,10 +679,10 @@ def test_a_label_in_a_list_of_one_is_a_label(tmp_path):
 def test_contradictory_labels_are_a_caution_and_most_of_them_are_refused(tmp_path):
     rows = [("a", "x"), ("A", "y"), ("b", "x"), ("b", "x"), ("c", "y"), ("d", "y")]
     write_tsv(tmp_path / "t.tsv", ("text", "label"), rows)
-    task = read_task(write_labelled(tmp_path / "train.tsv", [f"t{i}" for i in range(9)], "xy"), {})
+    task = read_task(write_labelled(tmp_path / "train.tsv", [f"t{i}" for i in range(9)], "xyz"), {})
     said = ("1 of the 4 texts in t.tsv have contradictory labels, such as 'a' (x, y); keep one "
             "label of each.")  # fmt: skip
-    doubts = [*read_task(str(tmp_path / "t.tsv"), {}).doubts(["x", "y", "z"])]
+    doubts = [*task.translation(str(tmp_path / "t.tsv"), {}).doubts()]
     assert doubts == ["Labels of the task have no row in t.tsv: z.", said]
     documents, remark = task.read_test(str(tmp_path / "t.tsv"), {}, [], "test")
     assert (remark, [*task.contradictions(documents, "t.tsv")]) == (" (2 repeated)", [said])

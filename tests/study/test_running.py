@@ -190,12 +190,6 @@ def test_a_running_step_is_shown_with_its_progress(tmp_path, works):
         assert {row.name: row.state for row in journal.status()}["c"] == state
 
 
-def test_two_steps_of_one_name_are_refused():
-    a = Step("a", "data", {})
-    with pytest.raises(StudyError, match="a is defined twice"):
-        Graph([a, a])
-
-
 def test_another_folder_and_an_address_are_refused(tmp_path, works):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(StudyError, match="is not a study folder"):

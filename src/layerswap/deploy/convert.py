@@ -53,9 +53,13 @@ class Conversion:
     description: Description
     notes: tuple[str, ...]
 
-    @property
-    def shard(self) -> Shard:
-        """The file: header, tensors and their offsets."""
+    def write(self, target: Path, options: MergeOptions) -> Path:
+        """Write the file atomically; memory does not grow with the model.
+
+        Raises:
+            MergeError: a tensor holds NaN or infinity, the disk is full, or the target is not
+                ours; nothing is written then.
+        """
         record = {
             "layerswap": __version__, "deployed": self.folder.source,
             "like": self.like.source, "type": self.kind,
@@ -66,16 +70,8 @@ class Conversion:
         header, offsets, nbytes = gguf_header_bytes(
             entries, listed, metadata_of(self.like).alignment
         )
-        return Shard("model.gguf", header, tuple(zip(self.tensors, offsets, strict=True)), nbytes)
-
-    def write(self, target: Path, options: MergeOptions) -> Path:
-        """Write the file atomically; memory does not grow with the model.
-
-        Raises:
-            MergeError: a tensor holds NaN or infinity, the disk is full, or the target is not
-                ours; nothing is written then.
-        """
-        shard = self.shard
+        tensors = tuple(zip(self.tensors, offsets, strict=True))
+        shard = Shard("model.gguf", header, tensors, nbytes)
         check_space(target.absolute().parent, shard.nbytes)
         check_finite(self.tensors)
         with atomic_file(target, is_ours=is_merged_gguf, overwrite=options.overwrite) as path:

@@ -155,8 +155,12 @@ def prove(
     try:
         with _served(file) as llama:
             log(f"{file.name}: comparing tokens, chat and the end of a turn")
-            stops = stops_of(reference.tokenizer, folder)
-            checks += _behaviour(reference.tokenizer, llama, lines, stops)
+            tokenizer = reference.tokenizer
+            texts = [SYSTEM, USER, ANSWER, TRICKY, *_added_texts(tokenizer)]
+            texts += [line for of_language in lines.values() for line in of_language]
+            checks.append(_tokens(tokenizer, llama, texts))
+            checks.append(_template(tokenizer, llama, _chats(tokenizer)))
+            checks.append(_stop(tokenizer, llama, stops_of(tokenizer, folder)))
             if positions and lines and is_pair:
                 log(f"{file.name}: comparing likelihoods in float32")
                 agreements = [
@@ -170,17 +174,6 @@ def prove(
 
 class _LoadError(EvaluationError):
     """llama.cpp refuses a file."""
-
-
-def _behaviour(
-    tokenizer: Any, llama: Llama, lines: Mapping[str, Sequence[str]], stops: set[int]
-) -> Iterator[Check]:
-    """Compare tokens, chat and the end of a turn."""
-    texts = [SYSTEM, USER, ANSWER, TRICKY, *_added_texts(tokenizer)]
-    texts += [line for of_language in lines.values() for line in of_language]
-    yield _tokens(tokenizer, llama, texts)
-    yield _template(tokenizer, llama, _chats(tokenizer))
-    yield _stop(tokenizer, llama, stops)
 
 
 # --- what the file stores ---

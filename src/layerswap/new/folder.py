@@ -11,7 +11,7 @@ from layerswap.checkpoint import atomic_folder
 from layerswap.evaluation.bases import glance
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
-from layerswap.new.inputs import Inputs, Request, check_request
+from layerswap.new.inputs import Inputs, LanguageInput, Request, check_request
 from layerswap.new.machine import check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_data, write_study
 from layerswap.new.tasks import Task, found_in, found_in_test
@@ -41,11 +41,10 @@ def create(request: Request, log: Log = lambda line: None) -> tuple[Settings, St
     """
     need_extras("a new study", "train", "eval")
     inputs = check_request(request)
-    found = (
-        found_in(inputs.task) if isinstance(inputs.task, Task) else [f"{inputs.task}: a ready mix"]
-    )
+    found = [f"{inputs.task}: a ready mix"]
     if isinstance(inputs.task, Task):
-        inputs.cautions.extend(inputs.task.doubts(()))
+        found = found_in(inputs.task)
+        inputs.cautions.extend(inputs.task.doubts())
     for language in inputs.languages:
         found += language.found()
         for split, documents in language.tests.items():
@@ -55,10 +54,8 @@ def create(request: Request, log: Log = lambda line: None) -> tuple[Settings, St
             inputs.cautions.extend(inputs.task.contradictions(documents, Path(given).name))
         for rows in filter(None, [language.task, language.labelled]):
             found += found_in(rows)
-            assert isinstance(inputs.task, Task)
-            inputs.cautions.extend(rows.doubts(inputs.task.labels))
-        cautions = [*language.cautions(inputs.task), *inputs.unwritable(language)]
-        inputs.cautions.extend(cautions)
+            inputs.cautions.extend(rows.doubts())
+        inputs.cautions.extend([*language.cautions(inputs.task), *inputs.unwritable(language)])
     inputs.cautions[:] = dict.fromkeys(inputs.cautions)  # --labels are development documents too
     found += inputs.cautions
     for line in found:
@@ -86,7 +83,7 @@ def create(request: Request, log: Log = lambda line: None) -> tuple[Settings, St
             costs = cost_study(*_planned(inputs, settings, folder), speed)
         words = write_study(inputs, settings, folder)  # with the cautions of the measurement
         proofs = [{"code": language.code, "name": language.name,
-                   "proof": _proof(inputs, language.code)}
+                   "proof": _proof(inputs, language)}
                   for language in inputs.languages]  # fmt: skip
         words |= {
             "found": found, "languages": proofs, "speed": speed, "costs": costs,
@@ -143,8 +140,7 @@ def _planned(inputs: Inputs, settings: Settings, folder: Path) -> Planned:
     return spec, graph
 
 
-def _proof(inputs: Inputs, code: str) -> str:
-    language = next(language for language in inputs.languages if language.code == code)
+def _proof(inputs: Inputs, language: LanguageInput) -> str:
     if not language.proved:
         return ("**no test, so the study can prove nothing there.** It makes the model with the "
                 "default zones, and asks whether it still does the task in the task's own "

@@ -281,12 +281,12 @@ class Task:
         self._checked(table, shape)
         return Task(table, shape, original=self)
 
-    def doubts(self, known: Sequence[str]) -> Iterator[str]:
-        """Cautions on the labels of rows to train on; `known` are the task's labels."""
+    def doubts(self) -> Iterator[str]:
+        """Cautions on the labels of rows to train on."""
         where = Path(self.table.name).name
         counts = Counter(document["label"] for document in self.complete if self.labelled)
         single = [label for label, count in counts.items() if count == 1]
-        missing = [label for label in known if label not in counts]
+        missing = [label for label in self.labels if label not in counts]
         for found, names in (("have one row each", single), ("have no row", missing)):
             if names:
                 yield f"Labels of the task {found} in {where}: {', '.join(sorted(names)):.200}."

@@ -150,10 +150,11 @@ def write_questions(
     if folder.exists():
         raise DataError(f"{folder}: exists already; choose another name, or delete it")
     with atomic_folder(folder, marker=QUESTIONS) as made:
-        _write(made / QUESTIONS, json.dumps(asked, ensure_ascii=False, indent=1))
-        _write(made / PAGE, page_of(asked))
+        texts = {QUESTIONS: json.dumps(asked, ensure_ascii=False, indent=1), PAGE: page_of(asked)}
         if key is not None:
-            _write(made / KEY, json.dumps(key, ensure_ascii=False, indent=1))
+            texts[KEY] = json.dumps(key, ensure_ascii=False, indent=1)
+        for name, text in texts.items():
+            (made / name).write_bytes(text.encode())
     return number
 
 
@@ -193,10 +194,6 @@ def _rows(file: str, columns: Sequence[str]) -> list[dict[str, str]]:
 
 def _id(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_bytes(text.encode())
 
 
 # --- reading ---
@@ -311,7 +308,7 @@ def write_new(path: Path, text: str) -> None:
     if path.exists():
         raise DataError(f"{path}: exists already; choose another name, or delete it")
     with atomic_file(path, is_ours=lambda file: False) as partial:
-        _write(partial, text)
+        partial.write_bytes(text.encode())
 
 
 def read_key(folder: Path) -> dict[str, Any]:

@@ -29,9 +29,7 @@ from layerswap.study.evaluating import EvaluateStep
 from layerswap.study.runner import Context
 from layerswap.study.spec import TASK, Start
 from layerswap.study.trainings import EXPERT, TrainStep, selected
-from layerswap.training.expert.job import load_rows
 from layerswap.training.expert.save import read_training
-from layerswap.training.expert.spec import Files
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -51,8 +49,7 @@ class FinishStep(TrainStep):
     def run(self, context: Context) -> None:
         """Train, or resume; the output is a whole model."""
         (data,) = self.data
-        given = data.at(context.inputs[data.step] if data.step else None)
-        rows = load_rows(Files(**given) if isinstance(given, dict) else given, folder=Path()).train
+        rows = data.rows(context.inputs).train
         self._refuse_tested(rows, context.inputs[f"evaluate/{self.language}"] / RESULTS)
         if len(rows) < self.folds:
             raise StudyError(

@@ -111,7 +111,9 @@ class _Planner:
                 path = existing_path(self.folder / test)
                 steps += [self._like(steps[0], TranslatedStep, path, translated=path)]
             if spec.change:
-                steps.append(self._change(language))
+                step = ChangeStep(language=language, base=self.base)
+                kept = self._kept(TASK, language)
+                steps.append(self._plan(step, f"change/{language}", kept, self.base_fingerprint))
             if spec.encoder:
                 steps.append(self._vectors(language, spec.encoder))
             yield from steps
@@ -292,11 +294,6 @@ class _Planner:
         inputs = {**evaluation.inputs, **fingerprints(*map(str, files))}
         step = kind.model_validate({**own.settings(), **settings})
         return self._plan(step, f"{kind.kind}/{own.language}", needs or evaluation.needs, inputs)
-
-    def _change(self, language: str) -> Step:
-        step = ChangeStep(language=language, base=self.base)
-        kept = self._kept(TASK, language)
-        return self._plan(step, f"change/{language}", kept, self.base_fingerprint)
 
     def _vectors(self, language: str, encoder: str) -> Step:
         source = model_of(encoder, self.folder, "encoder")

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from layerswap.ground.errors import StudyError
 from layerswap.ground.strict import Strict
 
 
@@ -50,11 +49,7 @@ class Graph:
     """The steps of a study, each after those that it needs."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        by_name: dict[str, Step] = {}
-        for step in steps:
-            if step.name in by_name:
-                raise StudyError(f"step {step.name} is defined twice")
-            by_name[step.name] = step
+        by_name = {step.name: step for step in steps}
         TopologicalSorter({step.name: step.needs for step in steps}).prepare()  # refuses circles
         self._steps: dict[str, Step] = {}
 

@@ -28,6 +28,7 @@ from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
 from layerswap.study.spec import StepKind, TrainingRun
 from layerswap.training.expert.hyperparameters import check_hyperparameters, launch_training
+from layerswap.training.expert.job import TrainingRows, load_rows
 from layerswap.training.expert.spec import Files, Side, check_expert
 
 EXPERT, SELECTION = "expert", "selection.json"
@@ -41,9 +42,14 @@ class TrainedOn(Strict):
     step: str | None = None
     given: str | dict[str, str] | None = None  # a folder, or files by their part
 
-    def at(self, folder: Path | None) -> Any:
-        """The data in the form of `EXPERT.yaml`; `folder` is the one of the step that builds."""
-        return self.given if folder is None else str(folder / MIX)
+    def at(self, inputs: Mapping[str, Path]) -> Any:
+        """The data in the form of `EXPERT.yaml`; `inputs` has the folders of steps by name."""
+        return str(inputs[self.step] / MIX) if self.step else self.given
+
+    def rows(self, inputs: Mapping[str, Path]) -> TrainingRows:
+        """Load the rows."""
+        data = self.at(inputs)
+        return load_rows(Files(**data) if isinstance(data, dict) else data, folder=Path())
 
 
 class InTurns(Strict):
@@ -101,16 +107,13 @@ class TrainStep(Kind, TrainingRun):
 
     def check_data(self, name: str, *, fetch: bool, log: Log, seen: set[tuple[str, str]]) -> None:
         """Read the rows of data that exist."""
-        from layerswap.training.expert.job import load_rows
-
         for data in self.data:
             if data.given is not None:
-                files = Files(**data.given) if isinstance(data.given, dict) else data.given
-                load_rows(files, folder=Path())
+                data.rows({})
 
     def run(self, context: Context) -> None:
         """Train, or resume."""
-        sets = [data.at(context.inputs[data.step] if data.step else None) for data in self.data]
+        sets = [data.at(context.inputs) for data in self.data]
         out = context.folder / EXPERT
         context.log("reading the base and the rows")
         self.fit(self.expert(sets), out, context)

@@ -15,12 +15,9 @@ from layerswap.experiment.benchmarks import RESULTS, condition_scores, in_order
 from layerswap.experiment.compare import DocumentSplit
 from layerswap.experiment.conditions import VECTORS, Condition
 from layerswap.study.kind import Kind
-from layerswap.study.mixes import MIX
 from layerswap.study.runner import Context
 from layerswap.study.spec import StepKind
 from layerswap.study.trainings import TrainedOn
-from layerswap.training.expert.job import load_rows
-from layerswap.training.expert.spec import Files
 
 Taught = tuple[Any, Labels]
 """Vectors `(texts, size)`, and a label of each."""
@@ -73,8 +70,7 @@ class VectorsStep(Kind):
         """Prompts and completions of the task; none for chats, texts, and experts that exist."""
         if self.task is None:
             return [], []
-        data = self.task.given or str(inputs[str(self.task.step)] / MIX)
-        rows = load_rows(Files(**data) if isinstance(data, dict) else data, folder=Path()).train
+        rows = self.task.rows(inputs).train
         if not {"prompt", "completion"} <= {*rows.column_names}:
             return [], []
         pairs = [(row["prompt"], row["completion"]) for row in rows]
