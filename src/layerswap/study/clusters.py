@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from layerswap.ground.lease import InUse, Owner, taken
 from layerswap.ground.types import Log
 from layerswap.study.journal import INDEX, StudyJournal
 from layerswap.study.kinds import KINDS
-from layerswap.study.runner import Ended, StepFunction, run_step
+from layerswap.study.runner import Ended, Executor, StepFunction, run_step
 from layerswap.study.steps import Step
 
 POLL = 1.0
@@ -59,7 +59,7 @@ class Ending:
     again: bool = False
 
 
-class ClusterExecutor(ABC):
+class ClusterExecutor(Executor):
     """Starts each step as soon as those that it needs are done."""
 
     def run(
@@ -72,10 +72,6 @@ class ClusterExecutor(ABC):
     ) -> None:
         """Run these steps, each after those it needs, and record the end of each."""
         _Run(self, journal, functions, log, ended).run(steps)
-
-    @abstractmethod
-    def check(self, steps: Sequence[Step], log: Log) -> None:
-        """Check the requests of the steps, as `Executor.check`."""
 
     @abstractmethod
     def adopt(self, journal: StudyJournal, step: Step) -> tuple[Any, str] | None:
@@ -105,21 +101,17 @@ class ClusterExecutor(ABC):
         """Cancel calls; returns the line for the user."""
 
 
+@dataclass
 class _Run:
     """One run of a study's steps on a cluster."""
 
-    def __init__(
-        self,
-        executor: ClusterExecutor,
-        journal: StudyJournal,
-        functions: Mapping[str, StepFunction],
-        log: Log,
-        ended: Ended,
-    ) -> None:
-        self.executor, self.journal, self.functions = executor, journal, functions
-        self.log, self.ended = log, ended
-        self.running: dict[str, Running] = {}
-        self.later = 0.0  # when submissions are tried again, as `time.monotonic()`, s
+    executor: ClusterExecutor
+    journal: StudyJournal
+    functions: Mapping[str, StepFunction]
+    log: Log
+    ended: Ended
+    running: dict[str, Running] = field(default_factory=dict)
+    later: float = 0.0  # when submissions are tried again, as `time.monotonic()`, s
 
     def run(self, steps: list[Step]) -> None:
         waiting = {step.name: step for step in steps}

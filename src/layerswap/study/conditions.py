@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
-from pydantic import field_serializer, model_serializer, model_validator
+from pydantic import field_serializer
 
 from layerswap.compose.presets import zone_grid
 from layerswap.experiment.conditions import (
@@ -26,24 +26,6 @@ REGIMES = {"": "", "LoRA": "lora-"}
 RecipeData = dict[str, Any]
 
 
-class BothTrained(Strict):
-    """A model that a step trained on the data of both experts."""
-
-    condition: Condition
-    step: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "condition" not in data:
-            return {"condition": Condition.from_dict(data), "step": data.get("step")}
-        return data
-
-    @model_serializer
-    def _plain(self) -> dict[str, Any]:
-        return {**self.condition.to_dict(), "step": self.step}
-
-
 class Variant(Strict):
     """Further trainings of the experts: with LoRA, or of their part of a partition alone."""
 
@@ -59,7 +41,7 @@ class LanguageModels(Contenders):
     language: str
     base: str
     grid: Grid | None = None
-    both: list[BothTrained] = []
+    both: list[dict[str, Any]] = []  # models trained on all data: condition and `step`
     variants: list[Variant] = []
 
     @field_serializer("grid")
@@ -127,8 +109,8 @@ def _trained(
     """Models trained beside the pairs: on both data sets, with LoRA, or in part (paper 2)."""
     base, whole = settings.base, kept[settings.language][0]
     for joint in settings.both:
-        if joint.condition.regime == regime:
-            yield joint.condition, alone(trained[joint.step], base)
+        if joint["regime"] == regime:
+            yield Condition.from_dict(joint), alone(trained[joint["step"]], base)
     for variant in settings.variants:
         if variant.regime != regime:
             continue

@@ -232,7 +232,7 @@ def _tokens_of(step: EvaluateStep, graph: Graph) -> float:
 
 def models_to_run(step: EvaluateStep, layers: int) -> float:
     """Whole models that the evaluation of one pair runs; its compositions share layers."""
-    names = [joint.step for joint in step.both]
+    names = [joint["step"] for joint in step.both]
     names += [name for variant in step.variants for name in (variant.task, variant.language or "")]
     kept = {kind: [kind] for kind in step.kinds}
     first = [recipe for _, recipe in recipes(step, kept, {name: name for name in names}, layers)]

@@ -20,7 +20,7 @@ from layerswap.evaluation.suites.suites import suite_files
 from layerswap.experiment.conditions import JOINT, TRANSLATE_TRAIN, Condition
 from layerswap.ground.errors import RecipeError, StudyError
 from layerswap.ground.system import check_names
-from layerswap.study.conditions import REGIMES, BothTrained, Variant
+from layerswap.study.conditions import REGIMES, Variant
 from layerswap.study.english import ENGLISH, EnglishStep, TranslatedStep, has_english
 from layerswap.study.evaluating import ChangeStep, EvaluateStep, TablesStep
 from layerswap.study.finishing import FinishedStep, FinishStep
@@ -273,7 +273,7 @@ class _Planner:
         step = EvaluateStep(
             language=language, base=self.base, kinds=kinds, grid=grid, evaluate=asked,
             **{name: getattr(spec, name) for name in Contenders.model_fields},
-            both=[BothTrained(condition=condition, step=joint.name)
+            both=[{**condition.to_dict(), "step": joint.name}
                   for condition, joint in joints.items()],
             variants=[
                 Variant(regime=regime, partition=partition, task=training.name,

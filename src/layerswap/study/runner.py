@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from layerswap.ground.errors import LayerswapError, StudyError, one_line
 from layerswap.ground.lease import InUse, Owner, held
@@ -38,9 +38,10 @@ class Context:
     log: Log
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """Runs the steps of a study elsewhere, and returns when all have ended."""
 
+    @abstractmethod
     def check(self, steps: Sequence[Step], log: Log) -> None:
         """Check the requests of steps before anything is written.
 
@@ -48,6 +49,7 @@ class Executor(Protocol):
             StudyError: the cluster refuses one.
         """
 
+    @abstractmethod
     def run(
         self,
         journal: StudyJournal,

@@ -40,7 +40,7 @@ class VectorsStep(Kind):
 
     def run(self, context: Context) -> None:
         """Encode and classify, and write the answers to all documents with labels."""
-        prompts, completions = self._rows(context.inputs)
+        taught = self._rows(context.inputs)
         answers = read_answers(context.inputs[f"evaluate/{self.language}"] / RESULTS)
         found: list[Answer] = []
         encode = open_encoder(self.encoder, self.device)
@@ -50,11 +50,11 @@ class VectorsStep(Kind):
             first = next(iter(scores.scores))
             rows = in_order(row for row in answers if row.main and row.condition == first
                             and name in (row.benchmark, row.task))  # fmt: skip
-            known = [completion in {*scores.labels.tolist()} for completion in completions]
-            context.log(f"encoding {len(rows):,} documents and {sum(known):,} rows of the task")
-            texts = [text for text, labelled in zip(prompts, known, strict=True) if labelled]
-            names = [label for label, labelled in zip(completions, known, strict=True) if labelled]
-            english = (encode(texts), np.array(names)) if texts else None
+            labels = {*scores.labels.tolist()}
+            known = [(text, label) for text, label in taught if label in labels]
+            context.log(f"encoding {len(rows):,} documents and {len(known):,} rows of the task")
+            texts, names = [text for text, _ in known], [label for _, label in known]
+            english = (encode(texts), np.array(names)) if known else None
             vectors = encode(scores.texts)
             split = scores.split(self.development)
             for condition, given in _answered(vectors, scores.labels, english, split):
@@ -66,16 +66,11 @@ class VectorsStep(Kind):
                 ]  # fmt: skip
         write_answers(context.folder / ANSWERS_TABLE, found)
 
-    def _rows(self, inputs: Mapping[str, Path]) -> tuple[list[str], list[str]]:
+    def _rows(self, inputs: Mapping[str, Path]) -> list[tuple[str, str]]:
         """Prompts and completions of the task; none for chats, texts, and experts that exist."""
-        if self.task is None:
-            return [], []
-        rows = self.task.rows(inputs).train
-        if not {"prompt", "completion"} <= {*rows.column_names}:
-            return [], []
-        pairs = [(row["prompt"], row["completion"]) for row in rows]
-        texts = [pair for pair in pairs if all(isinstance(text, str) for text in pair)]
-        return [prompt for prompt, _ in texts], [completion.strip() for _, completion in texts]
+        rows = self.task.rows(inputs).train if self.task else ()
+        pairs = [(row.get("prompt"), row.get("completion")) for row in rows]
+        return [(text, label.strip()) for text, label in pairs if isinstance(text, str)]
 
 
 def _answered(

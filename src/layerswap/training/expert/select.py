@@ -133,14 +133,12 @@ def scorer(settings: EvaluationSettings) -> ScorePlan:
     The plan is evaluated without being written. An unknown task fails here, before any checkpoint
     is loaded.
     """
-    from layerswap.evaluation.harness import check_task_names
+    from layerswap.evaluation.harness import check_task_names, evaluate_models
 
     include = [Path(folder) for folder in settings.include]
     check_task_names(settings.tasks, include)
 
     def score(plan: Plan) -> dict[str, float]:
-        from layerswap.evaluation.harness import evaluate_models
-
         (result,) = evaluate_models(
             {"model": plan}, settings.tasks, include, settings=settings
         ).values()
