@@ -30,7 +30,7 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q
 HEAD_TYPES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1"}
 """Types with which the output matrix is `Q8_0`, as llama-quantize keeps it finer too."""
 SINGLE = re.compile(r"norm|ffn_gate_inp|rope_f")
-"""Names of tensors that llama.cpp needs in float32."""
+"""Names of tensors that llama.cpp needs in float32, beside those of one dimension."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
         wanted = kind if kind != LIKE else stored.dtype if stored else infos[0].dtype
         if kind in HEAD_TYPES and name == head:
             wanted = "Q8_0"
-        dtype = _writable(name, wanted, infos)
+        single = len(infos[0].shape) == 1 or SINGLE.search(name)
+        dtype = "F32" if single else writable_type(wanted, infos[0].shape)
         if dtype != wanted and kind == LIKE:
             written.setdefault(f"{wanted} of the file is written as {dtype}", []).append(name)
         tensors.append(_output(name, dtype, infos))
@@ -134,14 +135,6 @@ def _output(name: str, dtype: str, infos: list[TensorInfo]) -> OutputTensor:
     # One row of the stack is one expert.
     stacked = Gathered(shape, tuple(Run(info, 0, 1) for info in infos))
     return OutputTensor(name, dtype, shape, ((stacked, 1.0),))
-
-
-def _writable(name: str, wanted: str, infos: list[TensorInfo]) -> str:
-    """The type of a tensor: as wanted if it can be written, and float32 for norms and routers."""
-    shape = infos[0].shape
-    if len(shape) == 1 or SINGLE.search(name):
-        return "F32"
-    return writable_type(wanted, shape)
 
 
 def _set_file_type(

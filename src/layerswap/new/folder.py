@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.evaluation.bases import glance
+from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log
 from layerswap.new.inputs import Inputs, LanguageInput, Request, check_request
 from layerswap.new.machine import check_disk, measure, memory_gb
 from layerswap.new.study import Settings, expert, render, write_data, write_study
 from layerswap.new.tasks import Task, found_in, found_in_test
-from layerswap.study.estimate import BATCH, Measured, StudyCosts, cost_study, write_speed
+from layerswap.study.estimate import BATCH, SPEED, Measured, StudyCosts, cost_study
 from layerswap.study.plan import plan_study
 from layerswap.study.preflight import check_plan
 from layerswap.study.spec import StudySpec, read_study
@@ -74,7 +76,7 @@ def create(request: Request, log: Log = lambda line: None) -> tuple[Settings, St
                         "equal result")  # fmt: skip
         if ways:
             log(f"memory is short: {'; '.join(ways)}")
-        write_speed(speed, folder)
+        write_json(folder / SPEED, asdict(speed))
         if settings != before:
             planned = _planned(inputs, settings, folder)
         costs = cost_study(*planned, speed)

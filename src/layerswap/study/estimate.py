@@ -11,7 +11,7 @@ import re
 import socket
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from layerswap.engine.trie import build_trie, count_layers, paths_of
 from layerswap.evaluation.suites.suites import Size as BenchmarkSize
 from layerswap.evaluation.suites.suites import parts_of
 from layerswap.ground import system
-from layerswap.ground.commit import write_json
 from layerswap.ground.types import duration
 from layerswap.study.conditions import recipes
 from layerswap.study.english import EnglishStep, TranslatedStep
@@ -71,7 +70,7 @@ class Measured:
     train: float
     read: float
     device: str = ""
-    machine: str = ""
+    machine: str = field(default_factory=socket.gethostname)
     memory_gb: float = 0.0
     rows: int = BATCH
 
@@ -92,11 +91,6 @@ class StudyCosts:
             f"about {duration(3600 * sum(self.hours.values()))} {self.speed}, "
             f"{self.disk_gb:,.1f} GB of disk and {least}{self.memory_gb:,.1f} GB of memory"
         )
-
-
-def write_speed(measured: Measured, folder: Path) -> None:
-    """Write the speed of this machine into the folder of a study."""
-    write_json(folder / SPEED, asdict(replace(measured, machine=socket.gethostname())))
 
 
 def read_speed(folder: Path, device: str) -> Measured | None:

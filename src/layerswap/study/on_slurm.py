@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +138,11 @@ class OnSlurm(ClusterExecutor):
         self._accounts, self._refused_at = set[int](), dict[str, float]()
 
     def _executor(self, name: str) -> Any:
-        return self._submitit.SlurmExecutor(folder=self._folder(name))
-
-    def _folder(self, name: str) -> Path:
-        """The folder of the logs of a step's jobs."""
-        return self._logs / file_name(name)
+        return self._submitit.SlurmExecutor(folder=self._logs / file_name(name))
 
     def _log(self, name: str, job: str) -> Path:
         """The file of a job's output, which submitit names."""
-        return self._folder(name) / f"{job}_0_log.out"
+        return self._logs / file_name(name) / f"{job}_0_log.out"
 
     def parameters(self, step: Step) -> dict[str, Any]:
         """The parameters of a step's job by submitit's names; the study's precede ours."""
@@ -292,14 +289,11 @@ def queue(accounts: Iterable[int] = ()) -> dict[str, JobState]:
         if done.returncode:
             raise RuntimeError(done.stderr)
         lines += done.stdout.splitlines()
-    widths = [int(column.rpartition(":")[2]) for column in columns.split(",")]
+    ends = accumulate(int(column.rpartition(":")[2]) for column in columns.split(","))
+    places = [*pairwise([0, *ends])]
     jobs = {}
     for line in lines:
-        cells, start = [], 0
-        for width in widths:
-            cells.append(line[start : start + width].strip())
-            start += width
-        job, state, status, why, node = cells
+        job, state, status, why, node = (line[start:end].strip() for start, end in places)
         code = int(status) if status.isdigit() else 0  # a wait status
         jobs[job] = JobState(job, state, code >> 8, code & 127, why, node)
     return jobs

@@ -9,7 +9,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from layerswap.ground.errors import LayerswapError, StudyError, one_line
@@ -176,7 +176,9 @@ def run_step(
             log(line)
             journal.add_to_log(step, line)
 
-        state, why, attempts = _try(journal, Context(step, folder, {}, log_and_note), functions)
+        inputs = {name: journal.folder(name) for name in step.needs}
+        context = Context(step, folder, inputs, log_and_note)
+        state, why, attempts = _try(journal, context, functions[step.kind])
         if not lease.kept:
             raise InUse(f"{folder}: another process took it over")
         record = journal.finish(step, state=state, started=started, why=why, attempts=attempts)
@@ -185,16 +187,13 @@ def run_step(
     return record
 
 
-def _try(
-    journal: StudyJournal, context: Context, functions: Mapping[str, StepFunction]
-) -> tuple[State, str, int]:
+def _try(journal: StudyJournal, context: Context, function: StepFunction) -> tuple[State, str, int]:
     """Try a step; returns its state, the reason of a failure and the number of attempts."""
     step = context.step
     for attempt in range(1, TRIES + 1):
         context.log(f"{step.name}: starting" + (f", try {attempt}" if attempt > 1 else ""))
         try:
-            inputs = {name: journal.folder(name) for name in step.needs}
-            functions[step.kind](replace(context, inputs=inputs))
+            function(context)
         except TRANSIENT as error:
             why = _reason(error)
             if attempt < TRIES:

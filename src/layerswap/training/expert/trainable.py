@@ -66,16 +66,14 @@ def adapter_targets(model: PreTrainedModel, parts: Iterable[Part], lora: Lora) -
     from torch.nn import Linear
     from transformers import Conv1D
 
-    trained = frozenset[Place]().union(*parts)
+    every = frozenset[Place]().union(*parts)
+    adapted = {p for p in every if p.role in ADAPTED and p.layer is not None}
     targets = [
         name
         for name, module in model.named_modules()
         if isinstance(module, Linear | Conv1D)
         and name.rpartition(".")[2] not in ROUTERS
-        and (where := place(f"{name}.weight")) in trained
-        and where is not None
-        and where.role in ADAPTED
-        and where.layer is not None
+        and place(f"{name}.weight") in adapted
         and _matches(name, lora.target_modules, default=True)
         and not _matches(name, lora.exclude_modules, default=False)
     ]

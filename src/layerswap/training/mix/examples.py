@@ -84,21 +84,19 @@ class ExampleMaker:
 
     def make(self, row: DatasetRow) -> MixExample | None:
         """Make the example of a row; None if a part of it is empty."""
-        turns, text = self._parts(row)
+        turns: tuple[Turn, ...] = ()
+        text, messages = "", self._source.messages
+        if messages is not None:
+            turns = conversation(row[messages.column], messages)
+        elif "text" in self._templates:
+            text = self._render("text", row)
+        else:
+            prompt, completion = self._render("prompt", row), self._render("completion", row)
+            if prompt.strip() and completion.strip():
+                turns = (("user", prompt), ("assistant", completion))
         if not turns and not text.strip():
             return None
         return MixExample(turns, text, self._source.language, self._name)
-
-    def _parts(self, row: DatasetRow) -> tuple[tuple[Turn, ...], str]:
-        messages = self._source.messages
-        if messages is not None:
-            return conversation(row[messages.column], messages), ""
-        if "text" in self._templates:
-            return (), self._render("text", row)
-        prompt, completion = self._render("prompt", row), self._render("completion", row)
-        if not prompt.strip() or not completion.strip():
-            return (), ""
-        return (("user", prompt), ("assistant", completion)), ""
 
     def _render(self, key: str, row: DatasetRow) -> str:
         with error_context(key):
