@@ -22,8 +22,7 @@ from layerswap.methods.rows import Axis
 from layerswap.versions import need_extras
 
 ATLAS = "atlas.json"
-ROWS, TENSORS = "rows", "tensors"
-"""Names of the tables, without their suffix."""
+ROWS, TENSORS = "rows.parquet", "tensors.parquet"
 SUMMARY = {
     "mean_abs_delta": "mean",
     "median_abs_delta_sampled": "median",
@@ -323,6 +322,9 @@ def matrix_name(tensor: str) -> str:
 
 def _write_tables(atlas: Atlas, folder: Path) -> None:
     """Write the rows and the summaries."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     located = {
         tensor: {
             "tensor": tensor,
@@ -339,42 +341,27 @@ def _write_tables(atlas: Atlas, folder: Path) -> None:
         summary = {column: getattr(change, name) for column, name in SUMMARY.items()}
         sizes = {"rows": len(change.rows), "elements": change.elements}
         tensors.append({**head, **sizes, **summary})
-    _write_table(folder, ROWS, rows)
-    _write_table(folder, TENSORS, tensors)
+    text = pa.string()
+    fields = [("expert", text), ("tensor", text), ("layer", pa.int32()), ("role", text)]
+    schema = pa.schema([*fields, ("matrix", text), ("row_mav", pa.list_(pa.float32()))])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / ROWS)
+    pq.write_table(pa.Table.from_pylist(tensors), folder / TENSORS)
 
 
 def _read_tables(folder: Path) -> tuple[dict[str, Place], Changes]:
     """Read places and changes of an atlas."""
+    need_extras(f"{folder / ROWS}", "report")
     import numpy as np
+    import pyarrow.parquet as pq
 
     places: dict[str, Place] = {}
     vectors: dict[tuple[str, str], Any] = {}
-    for row in _read_table(folder, ROWS):
+    for row in pq.read_table(folder / ROWS).to_pylist():
         places[row["tensor"]] = Place(row["layer"], row["role"])
         vectors[row["expert"], row["tensor"]] = np.array(row["row_mav"], dtype=np.float32)
     changes = {}
-    for row in _read_table(folder, TENSORS):
+    for row in pq.read_table(folder / TENSORS).to_pylist():
         key = row["expert"], row["tensor"]
         summary = {name: row[column] for column, name in SUMMARY.items()}
         changes[key] = TensorChange(rows=vectors[key], elements=row["elements"], **summary)
     return places, changes
-
-
-def _write_table(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = None
-    if name == ROWS:
-        text = pa.string()
-        fields = [("expert", text), ("tensor", text), ("layer", pa.int32()), ("role", text)]
-        schema = pa.schema([*fields, ("matrix", text), ("row_mav", pa.list_(pa.float32()))])
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / f"{name}.parquet")
-
-
-def _read_table(folder: Path, name: str) -> list[dict[str, Any]]:
-    need_extras(f"{folder / name}.parquet", "report")
-    import pyarrow.parquet as pq
-
-    rows: list[dict[str, Any]] = pq.read_table(folder / f"{name}.parquet").to_pylist()
-    return rows

@@ -126,8 +126,6 @@ class Decoding:
                 f"generation_config.json sets {', '.join(sorted(unsupported))}, which a sweep does "
                 "not apply; remove it there, or use --engine hf"
             )
-        if "" in self.stop:
-            raise EvaluationError("a stop string is empty, and would stop everything at once")
 
     def processors(self, model: PreTrainedModel, length: int) -> LogitsProcessorList:
         """Return the processors that transformers' `generate` makes for prompts of one length.

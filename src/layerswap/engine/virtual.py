@@ -293,17 +293,11 @@ class VirtualModel:
 
     def weight_bytes(self) -> tuple[int, int]:
         """Return the bytes of all distinct tensors: the experts' own, and blended ones."""
-        experts = blended = 0
+        nbytes = {True: 0, False: 0}
         for content in self._contents.values():
-            nbytes = (
-                sum(source.tensor.elements for source in content.sources)
-                * self.model.dtype.itemsize
-            )
-            if content.verbatim:
-                experts += nbytes
-            else:
-                blended += nbytes
-        return experts, blended
+            elements = sum(source.tensor.elements for source in content.sources)
+            nbytes[content.verbatim] += elements * self.model.dtype.itemsize
+        return nbytes[True], nbytes[False]
 
     def use(self, depth: int, variant: Variant) -> None:
         """Load a variant at one depth of the model."""

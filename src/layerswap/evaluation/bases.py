@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from layerswap.engine.rows import pad_with_mask
 from layerswap.evaluation.statistics import Interval, ratio_interval
 from layerswap.ground.errors import DataError
 from layerswap.ground.types import counted
@@ -143,10 +144,7 @@ def bits_of(model: Any, tokenizer: Any, lines: Sequence[str]) -> npt.NDArray[np.
     bits = np.zeros(len(lines))
     with torch.inference_mode():
         for batch in _batches(pieces):
-            width = max(len(ids) for _, ids in batch)
-            ids = torch.tensor([row + [row[0]] * (width - len(row)) for _, row in batch])
-            mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for _, row in batch])
-            ids, mask = ids.to(model.device), mask.to(model.device)
+            ids, mask = (part.to(model.device) for part in pad_with_mask([row for _, row in batch]))
             logits = model(ids, attention_mask=mask, use_cache=False).logits[:, :-1]
             for (line, tokens), scores, target in zip(batch, logits, ids[:, 1:], strict=True):
                 own = slice(len(tokens) - 1)

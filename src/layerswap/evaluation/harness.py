@@ -233,12 +233,13 @@ def stratified_order(labels: Sequence[str], seed: int) -> list[int]:
     """Shuffle positions so that every prefix has the labels in proportion."""
     order = np.random.default_rng(seed).permutation(len(labels)).tolist()
     totals, seen = Counter(labels), Counter[str]()
-    places: dict[int, float] = {}
-    for position in order:
+
+    def place(position: int) -> float:
         label = labels[position]
-        places[position] = (seen[label] + 0.5) / totals[label]
         seen[label] += 1
-    return sorted(order, key=places.__getitem__)
+        return (seen[label] - 0.5) / totals[label]
+
+    return sorted(order, key=place)
 
 
 def check_task_names(names: Sequence[str], include: Sequence[Path] = ()) -> None:

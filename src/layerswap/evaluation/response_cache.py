@@ -7,7 +7,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,14 @@ def nothing_if_refused(path: Path) -> Iterator[None]:
     try:
         yield
     except LayerswapError:
-        if new and not _has_answers(path):
+        empty = False  # an unreadable store is kept
+        with suppress(EvaluationError):
+            if new:
+                with closing(AnswerStore(path)) as store:
+                    empty = store.empty
+        if empty:
             shutil.rmtree(path.parent, ignore_errors=True)
         raise
-
-
-def _has_answers(path: Path) -> bool:
-    if not path.exists():
-        return False
-    try:
-        with closing(AnswerStore(path)) as store:
-            return not store.empty
-    except EvaluationError:
-        return True  # unreadable, and kept
 
 
 class AnswerStore:

@@ -194,10 +194,11 @@ def answers_to(
         more: dict[str, Any] = {**shared, "document": int(sample["doc_id"]), "filter": name}
         more |= {key: sample.get(key, "") for key in ("document_hash", "prompts")}
         more["generation"] = _generation(sample)
+        count = len(sample["arguments"])
         if name == main[1]:
             more |= {
-                "question": _question(sample), "target": str(sample["target"]),
-                "answer": _answer(sample), "choices": _choices(sample),
+                "question": _prompt(sample).rpartition("\n\n")[2], "target": str(sample["target"]),
+                "answer": _answer(sample), "choices": count if count > 1 else 0,
                 "text": str(sample.get("text", _prompt(sample))),
             }  # fmt: skip
             for metric, share in (
@@ -335,11 +336,6 @@ def kept_answers(
     return list(filter(stays, earlier)), list(replaced)
 
 
-def _question(sample: Mapping[str, Any]) -> str:
-    """Cut exemplars from the prompt, which all choices of a document share."""
-    return _prompt(sample).rpartition("\n\n")[2]
-
-
 def _generation(sample: Mapping[str, Any]) -> str:
     """Return the settings by which lm-eval wrote an answer, as JSON; an empty text for choices."""
     given = sample["arguments"][0]
@@ -348,13 +344,9 @@ def _generation(sample: Mapping[str, Any]) -> str:
 
 
 def _prompt(sample: Mapping[str, Any]) -> str:
+    """Return the prompt, with exemplars, which all choices of a document share."""
     first = sample["arguments"][0]
     return str(first[0] if isinstance(first, list | tuple) else first).rstrip()
-
-
-def _choices(sample: Mapping[str, Any]) -> int:
-    """Return the number of answer choices; 0 for free answers."""
-    return len(sample["arguments"]) if len(sample["arguments"]) > 1 else 0
 
 
 def _answer(sample: Mapping[str, Any]) -> str:

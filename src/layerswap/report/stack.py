@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from layerswap.checkpoint.places import Place
@@ -80,17 +81,10 @@ def draw_stack(composition: Composition, names: Mapping[str, str] | None = None)
 
 def stack_zones(rows: Sequence[DrawnRow], layers: int, names: Mapping[str, str]) -> list[Zone]:
     """The zones of a stack of `layers` layers, from the top down."""
-    runs: list[list[DrawnRow]] = []
-    for row in rows:
-        above = runs[-1][-1] if runs else None
-        both_inside = above is not None and above.label.isdigit() and row.label.isdigit()
-        if above is not None and both_inside and above.blends == row.blends:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
+    same = groupby(rows, lambda row: row.blends if row.label.isdigit() else row.label)
     return [
         Zone(tuple(run), f"{_where(run[0], run[-1], layers)}: {_source(run[0], names)}")
-        for run in runs
+        for run in (list(zone) for _, zone in same)
     ]
 
 

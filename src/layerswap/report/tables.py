@@ -275,20 +275,16 @@ class Table:
 
     def csv(self) -> str:
         """The table as CSV with unrounded numbers; an interval fills three columns."""
-        columns: list[Any] = list(self.columns)
-        rows: list[list[Any]] = [list(row) for row in self.rows]
-        for k in reversed(range(len(columns))):
-            for row in rows:
-                cell = row[k]
-                row[k] = getattr(cell, "interval", getattr(cell, "value", cell))
-            if any(hasattr(row[k], "mean") for row in rows):
-                columns[k : k + 1] = [columns[k], f"{columns[k]}, low", f"{columns[k]}, high"]
-                for row in rows:
-                    cell = row[k]
-                    whole = hasattr(cell, "mean")
-                    row[k : k + 1] = [cell.mean, cell.low, cell.high] if whole else [cell, "", ""]
+        columns: list[list[Any]] = []
+        for k, name in enumerate(self.columns):
+            cells = [getattr(row[k], "interval", getattr(row[k], "value", row[k]))
+                     for row in self.rows]  # fmt: skip
+            columns.append([name, *(getattr(cell, "mean", cell) for cell in cells)])
+            for end in ("low", "high") if any(hasattr(cell, "mean") for cell in cells) else ():
+                columns.append([f"{name}, {end}", *(getattr(cell, end, "") for cell in cells)])
         text = io.StringIO()
-        safe = ([f"'{c}" if is_formula(c) else c for c in row] for row in [columns, *rows])
+        rows = zip(*columns, strict=True)
+        safe = ([f"'{c}" if is_formula(c) else c for c in row] for row in rows)
         csv.writer(text).writerows(safe)
         return text.getvalue()
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerswap.evaluation.suites.folders import DataFolder, Rows, hub_rows
-from layerswap.ground.errors import EvaluationError
 from layerswap.reading.files import lines_of
 from layerswap.reading.letters import is_unspaced
 
@@ -79,11 +78,6 @@ def rows(values: Mapping[str, Any], data: DataFolder) -> dict[str, Rows]:
 
 def _parallel(source: str, target: str, split: str, data: DataFolder) -> Rows:
     sides = [_sentences(code, split, data) for code in (source, target)]
-    if len(sides[0]) != len(sides[1]):
-        raise EvaluationError(
-            f"FLORES {split}: {source} has {len(sides[0])} sentences and {target} {len(sides[1])}; "
-            "they must be parallel"
-        )
     return [{"source": a, "target": b} for a, b in zip(*sides, strict=True)]
 
 

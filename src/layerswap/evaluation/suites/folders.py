@@ -160,13 +160,3 @@ class TaskFolder:
             path.write_bytes(content)
         WRITTEN.add(path.resolve())
         return path
-
-
-def lm_eval_file(relative: str) -> str:
-    """Find a file in lm-eval's folder of tasks, for `include`."""
-    import lm_eval
-
-    path = Path(str(lm_eval.__file__)).parent / "tasks" / relative
-    if not path.is_file():
-        raise EvaluationError(f"this version of lm-eval has no {relative}")
-    return str(path)

@@ -25,7 +25,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from layerswap.evaluation.languages import language_name, match, standard_tag
 from layerswap.evaluation.suites import suite_names
@@ -37,11 +37,10 @@ from layerswap.evaluation.suites.folders import (
     TaskFolder,
     Verbatim,
     hub_rows,
-    lm_eval_file,
 )
 from layerswap.ground.errors import EvaluationError, LayerswapError, one_line
 from layerswap.ground.placeholders import fill
-from layerswap.ground.strict import Strict
+from layerswap.ground.strict import Strict, once
 from layerswap.ground.yaml_file import nearest, parse_yaml, read_text, validate
 from layerswap.reading.files import rows_of
 
@@ -134,14 +133,14 @@ class Benchmark(Strict):
     modules: dict[str, str] = {}  # Python modules to write beside the task, by name
     task: dict[str, Any]  # the task for lm-eval; `include` is relative to lm-eval's tasks
 
+    _once = field_validator("labels")(once)
+
     @model_validator(mode="after")
     def _one_source(self) -> Benchmark:
         if (self.data is None) == (self.rows is None):
             raise ValueError("give either data or rows")
         if self.data is not None and not self.splits:
             raise ValueError("splits: name at least one split of the data")
-        if twice := [label for label, count in Counter(self.labels).items() if count > 1]:
-            raise ValueError(f"labels: {twice[0]!r} is given twice")
         needed = {"labels": "label" if self.labels else None, "group": self.group and self.group.by}
         for key, column in needed.items():
             if self.data is not None and column and column not in self.data.sources:
@@ -380,7 +379,7 @@ def _splits(
     exemplars = {}
     if values["shots"] and (others := benchmark.exemplars) is not None:
         rows = _read(benchmark, others.data or table, others.code, others.split, data)
-        exemplars = {others.split: _in_turns(rows, benchmark.labels)}
+        exemplars = {others.split: _in_turns(rows)}
 
     def read(split: str) -> Rows:
         return _read(benchmark, table, values["code"], split, data)
@@ -483,7 +482,11 @@ def _write_task(
                 given |= value
         config = _by_column(filled(given, {**values, "files": files}), written)
         if "include" in config:
-            config["include"] = lm_eval_file(config["include"])
+            import lm_eval
+
+            config["include"] = str(
+                Path(str(lm_eval.__file__)).parent / "tasks" / config["include"]
+            )
         elif values["shots"] and EXEMPLARS.isdisjoint(config):
             # Without the name of the split, lm-eval may show a document its own answer.
             config["fewshot_split"] = config.get("test_split")
@@ -576,14 +579,15 @@ def _cell(row: Mapping[str, Any], name: str, columns: list[str], table: Data, wh
     return texts if isinstance(value, list) else texts[0]
 
 
-def _in_turns(rows: Rows, labels: list[str]) -> Rows:
+def _in_turns(rows: Rows) -> Rows:
     """Interleave the labels: the first row of every label, the second of every label, and so on."""
-    counts = dict.fromkeys(labels, 0)
-    turns = []
-    for row in rows:
-        turns.append(counts[row["label"]])
+    counts = Counter[str]()
+
+    def turn(row: Mapping[str, Any]) -> int:
         counts[row["label"]] += 1
-    return [row for _, row in sorted(zip(turns, rows, strict=True), key=lambda pair: pair[0])]
+        return counts[row["label"]]
+
+    return sorted(rows, key=turn)
 
 
 def filled(node: Any, values: Mapping[str, Any]) -> Any:
