@@ -42,7 +42,7 @@ def test_one_metric_over_two_filters_is_not_averaged():
             for i in range(6) for metric in ("exact_match", NORMALISED)
             for name, score in (("number", 1.0), ("flexible-extract", 0.0))]  # fmt: skip
     results = {"m": {"results": {"t": {"exact_match,number": 1.0}}}}
-    found = Results([*_compared(results, [WrittenTask("t", "t", "sw", main)], rows)], ["m"])
+    found = Results([*_compared(results, [WrittenTask("t", "t", "sw", main)], rows, {})], ["m"])
     assert {row["metric"]: row["score"] for row in found.records()} == {
         "exact_match": 1.0,
         NORMALISED: 1.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ def measure_tensor(
             for tally, part in zip(tallies, others, strict=True):
                 tally.add(start, original, squares, part)
     for tally, expert in zip(tallies, experts, strict=True):
-        if not tally.finite:
+        if not math.isfinite(float(tally.sums.sum())):
             files = f"{info.file} or {expert.tensors[name].file}"
             raise CheckpointError(f"tensor {name!r} holds NaN or infinity in {files}")
     return [tally.change() for tally in tallies]
@@ -113,7 +113,7 @@ class _Tally:
         # An adapter adds to its base in float32: nothing has been rounded to 16 bits.
         stored = expert.tensors[base.name].dtype
         self._measured = stored != "BF16" or base.name in expert.low_rank
-        self._sums = np.zeros(rows.count)
+        self.sums = np.zeros(rows.count)
         self._sample: list[Any] = []
         self._step = max(1, base.elements // SAMPLED)
         self._squares = self._base_squares = self._lost_squares = self._half_steps = 0.0
@@ -126,7 +126,7 @@ class _Tally:
         value = stored.astype(np.float32, copy=False)
         delta = value - original
         size = np.abs(delta)
-        self._rows.add(self._sums, start, size)
+        self._rows.add(self.sums, start, size)
         self._largest = max(self._largest, float(size.max()))
         self._unchanged += delta.size - int(np.count_nonzero(delta))
         self._squares += _square(delta)
@@ -148,21 +148,16 @@ class _Tally:
         self._lost_squares += _square(power) * 2.0**-14 / 12
         self._half_steps += float(power.sum(dtype=np.float64)) * 2.0**-8
 
-    @property
-    def finite(self) -> bool:
-        """True if no delta is NaN or infinite."""
-        return math.isfinite(float(self._sums.sum()))
-
     def change(self) -> TensorChange:
         """The change over all chunks."""
         import numpy as np
 
         count = max(1, self._elements)
-        total = float(self._sums.sum())
+        total = float(self.sums.sum())
         sample = np.concatenate(self._sample) if self._sample else np.zeros(1)
         norm = math.sqrt(self._squares)
         return TensorChange(
-            rows=(self._sums / self._rows.length).astype(np.float32),
+            rows=(self.sums / self._rows.length).astype(np.float32),
             mean=total / count,
             median=float(np.median(sample)),
             largest=self._largest,
@@ -198,15 +193,6 @@ SUMMED = 1 << 22
 """Elements read at a time for a magnitude."""
 Soup = Sequence[tuple[Checkpoint, float]]
 """An expert: one checkpoint of weight 1, or a soup of several."""
-
-
-def magnitude_weights(
-    base: Checkpoint, experts: Mapping[str, Soup], skip: frozenset[str] = frozenset()
-) -> dict[str, float]:
-    """`magnitude_weight` of several experts, normalised to sum to 1."""
-    weights = {name: magnitude_weight(base, parts, skip) for name, parts in experts.items()}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
 
 
 def magnitude_weight(base: Checkpoint, parts: Soup, skip: frozenset[str] = frozenset()) -> float:

@@ -193,12 +193,8 @@ def share_in(text: str, language: str | Speaks) -> float | None:
 @cache
 def identified_code(language: str) -> str:
     """Return py3langid's code of a language; refuse a language that it does not know."""
-    try:
-        from py3langid import rank
-    except ImportError:
-        raise EvaluationError(
-            f"the language of answers needs py3langid; {install('eval')}"
-        ) from None
+    from py3langid import rank
+
     code = match(standard_tag(language).partition("-")[0], [code for code, _ in rank("a")])
     if code is None:
         raise EvaluationError(

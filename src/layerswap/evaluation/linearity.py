@@ -205,18 +205,16 @@ class Linearity:
     def lines(self) -> list[str]:
         """Describe the result in words."""
         whole, layers, sums = self.line.whole, self.line.layers, self.sums
-        loss_at = dict(zip(whole.positions, whole.losses, strict=True))
         worst = max(range(len(layers)), key=lambda layer: layers[layer].barrier)
         left_out = f", {self.left_out} left out" if self.left_out else ""
-        lines = [
+        return [
             f"{self.texts} texts{left_out}, {self.predicted} tokens predicted",
-            f"loss: task expert {loss_at[0.0]:.4f}, language expert {loss_at[1.0]:.4f}; "
+            f"loss: task expert {whole.losses[0]:.4f}, language expert {whole.losses[-1]:.4f}; "
             f"barrier {whole.barrier:.4f} nats per token",
             f"largest barrier of one layer: {layers[worst].barrier:.4f} in layer {worst}",
             f"both deltas at once depart from the sum of their effects by {sums.layers[-1]:.1%} "
             f"after the last layer, {sums.logits:.1%} in the logits",
         ]
-        return lines
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every number as a row of `measure`, `layer`, `position` and `value`."""

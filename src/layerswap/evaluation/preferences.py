@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import numpy as np
-
 from layerswap.evaluation.statistics import LEVEL, Interval
 from layerswap.ground.errors import DataError
 
@@ -17,15 +15,12 @@ def agreement(first: Sequence[str], second: Sequence[str]) -> Interval:
 
     Without variation in the labels there is no kappa: the mean is 1 and the interval is [-1, 1].
     """
+    from sklearn.metrics import confusion_matrix
     from statsmodels.stats.inter_rater import cohens_kappa
 
-    labels = sorted({*first, *second})
-    table = np.zeros((len(labels), len(labels)))
-    for label, other_label in zip(first, second, strict=True):
-        table[labels.index(label), labels.index(other_label)] += 1
-    if len(labels) < 2:
+    if len({*first, *second}) < 2:
         return Interval(1.0, -1.0, 1.0, len(first))
-    estimate = cohens_kappa(table)
+    estimate = cohens_kappa(confusion_matrix(first, second))
     low, high = (float(bound) for bound in (estimate.kappa_low, estimate.kappa_upp))
     return Interval(float(estimate.kappa), max(-1.0, low), min(1.0, high), len(first))
 

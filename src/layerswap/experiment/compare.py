@@ -391,14 +391,14 @@ class Compared:
             model
             for model in self.intervals
             if model in (selected, start)
-            or _cost(model) < _cost(start)
-            or _kind(model) == "translator"
+            or _road(model)[0] < _road(start)[0]
+            or _road(model)[1] == "translator"
         ]
-        roads.sort(key=lambda model: (_cost(model), -self.intervals[model].mean))
+        roads.sort(key=lambda model: (_road(model)[0], -self.intervals[model].mean))
         best = [model for model in roads
                 if not any(self._clearly_above(other, model) for other in roads)]  # fmt: skip
         road = best[0] if best else selected
-        lead, kind = self.differences.get(road), _kind(road)
+        lead, kind = self.differences.get(road), _road(road)[1]
         if lead and kind == "no model" and not lead.sign and lead.reach > COARSE:
             kind = "too few documents"
         return Verdict(kind, road, lead)
@@ -433,15 +433,12 @@ def plain(value: Any) -> dict[str, Any] | None:
     return None if value is None else asdict(value)
 
 
-def _cost(model: Condition) -> int:
-    merge = len(COSTS) + (model.method == FINISHED)
-    return next((i for i, (_, methods) in enumerate(COSTS) if model.method in methods), merge)
-
-
-def _kind(model: Condition) -> Road:
+def _road(model: Condition) -> tuple[int, Road]:
+    """The place of a model's road in the order of costs, and its kind."""
     if model.method == FINISHED:
-        return "finished"
-    return next((kind for kind, methods in COSTS if model.method in methods), "merge")
+        return len(COSTS) + 1, "finished"
+    cheap = ((i, kind) for i, (kind, methods) in enumerate(COSTS) if model.method in methods)
+    return next(cheap, (len(COSTS), "merge"))
 
 
 def over_languages(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from layerswap.checkpoint.loading import open_device, pick_device
@@ -153,7 +152,7 @@ def _compared(
     results: Mapping[str, Mapping[str, Any]],
     tasks: Sequence[WrittenTask],
     rows: Sequence[files.Answer],
-    free: Mapping[str, Baselines] = MappingProxyType({}),
+    free: Mapping[str, Baselines],
 ) -> Iterator[Compared]:
     """The models on each task: by its metric, and by shares of languages and added metrics."""
     headlines = files.headlines(rows, tasks)

@@ -230,20 +230,15 @@ def existing_parent(target: Path) -> Path:
 
 
 def _remove_leftovers(target: Path) -> None:
-    for leftover in _leftovers(target):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Remove the partial folders that dead processes left for this target."""
+    prefix = _partial_prefix(target)
+    for leftover in target.parent.glob(f"{escape(prefix)}*"):
+        pid = leftover.name.removeprefix(prefix).split("-")[0]
+        if pid.isdecimal() and not system.is_running(int(pid)):
+            shutil.rmtree(leftover, ignore_errors=True)
     if target.exists():
         for leftover in target.parent.glob(f"{escape(target.name)}{REPLACED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _leftovers(target: Path) -> Iterator[Path]:
-    """Yield the partial folders that dead processes left for this target."""
-    prefix = _partial_prefix(target)
-    for leftover in sorted(target.parent.glob(f"{escape(prefix)}*")):
-        pid = leftover.name.removeprefix(prefix).split("-")[0]
-        if pid.isdecimal() and not system.is_running(int(pid)):
-            yield leftover
 
 
 def _partial_prefix(target: Path) -> str:

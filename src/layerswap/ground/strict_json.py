@@ -12,10 +12,11 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from layerswap.ground import system
 from layerswap.ground.errors import CheckpointError
@@ -47,7 +48,7 @@ def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=unique_pairs,
-            parse_constant=_infinity if infinities else _refuse_constant,
+            parse_constant=partial(_constant, INFINITIES if infinities else {}),
             parse_float=_finite,
         )
         if b"\\ud" in data.lower():  # only an escape can be half of a pair
@@ -154,14 +155,10 @@ def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def _infinity(name: str) -> float:
-    if name not in INFINITIES:
-        _refuse_constant(name)
-    return INFINITIES[name]
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise CheckpointError(f"{name} is not a JSON number")
+def _constant(allowed: Mapping[str, float], name: str) -> float:
+    if name not in allowed:
+        raise CheckpointError(f"{name} is not a JSON number")
+    return allowed[name]
 
 
 def _finite(digits: str) -> float:

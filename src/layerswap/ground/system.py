@@ -76,17 +76,14 @@ def read_at(handle: int, buffer: memoryview, offset: int) -> int:
 def write_at(handle: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     """Write all bytes at `offset` of an open file."""
     view = memoryview(data)
-    while view:
-        count = _write_at(handle, view[:LARGEST_CALL], offset)
+    while part := view[:LARGEST_CALL]:
+        if hasattr(os, "pwrite"):
+            count = os.pwrite(handle, part, offset)
+        else:
+            with _SEEKING[handle % len(_SEEKING)]:
+                os.lseek(handle, offset, os.SEEK_SET)
+                count = os.write(handle, part)
         view, offset = view[count:], offset + count
-
-
-def _write_at(handle: int, view: memoryview, offset: int) -> int:
-    if hasattr(os, "pwrite"):
-        return os.pwrite(handle, view, offset)
-    with _SEEKING[handle % len(_SEEKING)]:
-        os.lseek(handle, offset, os.SEEK_SET)
-        return os.write(handle, view)
 
 
 def copy_range(source: int, output: int, nbytes: int, start: int, offset: int) -> int:

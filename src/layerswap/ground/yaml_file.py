@@ -7,8 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -250,30 +249,18 @@ def keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
     Example: at `("sources", "math")` of a model with `sources: dict[str, Source]` these are the
     fields of `Source`.
     """
-    kinds: list[Any] = [model]
-    for part in path:
-        kinds = [inner for kind in kinds for inner in _inside(kind, part)]
-    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    models = [model]
+    for part in path:  # an index, or a key that a user chose, names no field
+        fields = [kind.model_fields[str(part)] for kind in models if part in kind.model_fields]
+        models = [inner for field in fields for inner in _models_in(field.annotation)] or models
     return list(dict.fromkeys(name for kind in models for name in kind.model_fields))
 
 
-def _inside(kind: Any, part: str | int) -> list[Any]:
-    """The types of the value at a key or an index."""
+def _models_in(kind: Any) -> list[type[BaseModel]]:
+    """The models in a type, such as `Source` in `dict[str, Source] | None`."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        field = kind.model_fields.get(str(part))
-        return [] if field is None else _flat(field.annotation)
-    if get_origin(kind) in (list, tuple, dict) and get_args(kind):
-        return _flat(get_args(kind)[-1 if get_origin(kind) is dict else 0])
-    return []
-
-
-def _flat(kind: Any) -> list[Any]:
-    """The members of a union, without annotations."""
-    if get_origin(kind) is Annotated:
-        return _flat(get_args(kind)[0])
-    if get_origin(kind) in (Union, UnionType):
-        return [inner for member in get_args(kind) for inner in _flat(member)]
-    return [kind]
+        return [kind]
+    return [inner for member in get_args(kind) for inner in _models_in(member)]
 
 
 _TAG = re.compile(r"\[key\]|constrained-\w+|(?:list|dict|literal)\[.*\]", re.DOTALL)

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.checkpoint import without_unshared
 from layerswap.checkpoint.views import restack
 from layerswap.compose import Outside, Recipe, read_recipe
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import Expert
-from layerswap.deltas.measure import magnitude_weights
+from layerswap.deltas.measure import magnitude_weight
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.types import PathLike
 from layerswap.merge.compatibility import check_architecture, check_together
@@ -148,7 +147,7 @@ def _measured_weights(
     if recipe.weights != "magnitude" or sources.base is None:
         return None
     flat = recipe.flat_experts()
-    parts: dict[str, list[tuple[Checkpoint, float]]] = {}
+    weights: dict[str, float] = {}
     for name in recipe.method.references.values():
         members = flat[name].weights if name in flat else ((name, 1.0),)
         # The base is in no blend, and has no magnitude either.
@@ -156,8 +155,9 @@ def _measured_weights(
             raise RecipeError(
                 f"weights: the magnitude of {unknown[0]} cannot be measured; give numbers"
             )
-        parts[name] = [(sources.experts[str(member)], weight) for member, weight in members]
-    return magnitude_weights(sources.base, parts, skip=skip)
+        parts = [(sources.experts[str(member)], weight) for member, weight in members]
+        weights[name] = magnitude_weight(sources.base, parts, skip)
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def swap(

@@ -196,8 +196,8 @@ def draw_linearity(line: Connectivity, sums: Additivity) -> Drawing:
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     left.plot(line.whole.positions, line.whole.losses, marker="o", markersize=4, color=ACCENT)
-    loss_at = dict(zip(line.whole.positions, line.whole.losses, strict=True))
-    left.plot((0, 1), (loss_at[0.0], loss_at[1.0]), linestyle=":", color=MUTED)
+    ends = (line.whole.losses[0], line.whole.losses[-1])
+    left.plot((0, 1), ends, linestyle=":", color=MUTED)
     left.set_title("all layers interpolated")
     _draw_layers(middle, line)
     for axes in (left, middle):

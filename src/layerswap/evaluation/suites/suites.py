@@ -384,12 +384,17 @@ def _splits(
     def read(split: str) -> Rows:
         return _read(benchmark, table, values["code"], split, data)
 
-    tasks = {}
-    if development and benchmark.development and _has_development(benchmark, values["code"], data):
-        tasks[DEVELOPMENT] = {**exemplars, benchmark.splits[-1]: read(benchmark.development)}
+    def here(split: str) -> bool:
+        return data.find(*table_files(table, values["code"], split)) is not None
+
+    tasks, known, scored = {}, benchmark.development, benchmark.splits[-1]
+    # Files of the test documents without one of the development split have none; the Hub's data
+    # sets have it.
+    if development and known and (here(known) or (table.hub and not here(scored))):
+        tasks[DEVELOPMENT] = {**exemplars, scored: read(known)}
     tasks[""] = {**exemplars, **{split: read(split) for split in benchmark.splits}}
     if (file := data.translated) is not None:
-        made, scored = _documents(benchmark, table, list(rows_of(file)), file), benchmark.splits[-1]
+        made = _documents(benchmark, table, list(rows_of(file)), file)
         check_translation(file, made, tasks[""][scored])
         tasks[""][scored] = made
     return tasks
@@ -408,22 +413,6 @@ def check_translation(file: str, translated: Rows, test: Rows) -> None:
                 f"{file}: document {number:,} has the label {made['label']!r:.40}, and the test "
                 f"{own['label']!r:.40}; keep the order of the test"
             )
-
-
-def _has_development(benchmark: Benchmark, code: str, data: DataFolder) -> bool:
-    """True if the data have the published development split.
-
-    Files of the test documents without one of the development split have none; the Hub's data sets
-    have it.
-    """
-    table = benchmark.data
-    assert table is not None, "a benchmark with a development split has a table"
-    assert benchmark.development is not None
-
-    def here(split: str) -> bool:
-        return data.find(*table_files(table, code, split)) is not None
-
-    return here(benchmark.development) or (bool(table.hub) and not here(benchmark.splits[-1]))
 
 
 def suite_files(suite: str, language: str) -> list[Path]:
