@@ -59,11 +59,8 @@ def plan_study(spec: StudySpec, folder: Path) -> Graph:
     graph = Graph(list(_Planner(spec, folder).steps()))
     first: dict[str, str] = {}
     for name, key in graph.keys.items():
-        if key in first:
-            raise StudyError(
-                f"{name} and {first[key]} are the same; change a seed, or leave one out"
-            )
-        first[key] = name
+        if (other := first.setdefault(key, name)) != name:
+            raise StudyError(f"{name} and {other} are the same; change a seed, or leave one out")
     return graph
 
 

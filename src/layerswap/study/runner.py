@@ -77,11 +77,6 @@ class Summary:
         """The steps that were not tried, with the failed step that each needs."""
         return {name: step.blocked_by for name, step in self.records.items() if step.blocked_by}
 
-    def check(self) -> None:
-        """Raise an error if a step failed."""
-        if self.failed:
-            raise StudyError("; ".join(f"{record.name}: {record.why}" for record in self.failed))
-
 
 def run_graph(
     graph: Graph,

@@ -192,8 +192,13 @@ class SelectStep(Kind, EvaluationSettings):
         if self.tasks:
             check_device(self.device)
             score = scorer(self)
+        for name, folder in context.inputs.items():
+            if (folder / DELETED).is_file():
+                raise StudyError(
+                    f"{name}: an earlier selection deleted the other checkpoints "
+                    f"(keep_checkpoints: selected); delete {folder} to train again"
+                )
         runs = [folder / EXPERT for folder in context.inputs.values()]
-        _refuse_deleted(context.inputs)
         measured = score is not None or any(saved.loss is not None for saved in candidates(runs[0]))
         if len(runs) == 1 and self.keep == 1 and not measured:
             folders = [runs[0]]  # no score to choose by, so the output of the training
@@ -241,16 +246,6 @@ def check_device(device: str) -> None:
     except EvaluationError as error:
         why = str(error).removesuffix("; 'cpu' always works")
         raise EvaluationError(f"{why}; run with --device cpu, or where the device is") from None
-
-
-def _refuse_deleted(trainings: Mapping[str, Path]) -> None:
-    """Refuse a second selection if the first selection deleted checkpoints."""
-    for name, folder in trainings.items():
-        if (folder / DELETED).is_file():
-            raise StudyError(
-                f"{name}: an earlier selection deleted the other checkpoints "
-                f"(keep_checkpoints: selected); delete {folder} to train again"
-            )
 
 
 def _delete_others(runs: Sequence[Path], selected: Sequence[Path]) -> None:
