@@ -267,8 +267,8 @@ def fit(data: Path) -> None:
     model = LogisticRegression(C=1.0, max_iter=5000)
     model.fit(np.array(features), labels, sample_weight=np.array(weights) * scale)
     for name, weight in zip(MathFeatures._fields, model.coef_[0], strict=True):
-        print(f"    {name}={weight:.2f},")
-    print(f"MATH_BIAS = {model.intercept_[0]:.2f}")
+        print(f"  {name}: {weight:.2f}")
+    print(f"bias: {model.intercept_[0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from unicodedata import normalize
 
 from layerswap.evaluation.languages import language_name, standard_tag
 from layerswap.ground.errors import DataError, EvaluationError, LayerswapError, error_context
+from layerswap.ground.yaml_file import parse_yaml, read_text
 from layerswap.reading.files import FORMATS, evenly_spaced, lines_of, unpacked
 from layerswap.reading.origins import (
     Origin,
@@ -32,30 +33,11 @@ FOLD = re.compile(r"(?i)(k_?|cv_?)?folds?|split|subset|partition")
 _HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 Kind = Literal["messages", "pairs", "choices", "passages", "prompts", "answers", "labels"]
-NAMES: dict[str, tuple[str, ...]] = {
-    "text": ("text", "sentence", "headline", "title", "tweet", "review", "content", "utterance"),
-    "label": ("label", "category", "topic", "sentiment", "class", "intent", "accept"),
-    "prompt": ("prompt", "instruction"),
-    "question": ("question", "problem", "query", "inputs"),
-    "answer": ("answer", "answers", "completion", "response", "output", "solution", "targets",
-               "answerkey", "answer_key"),
-    "messages": ("messages", "conversation", "conversations"),
-    "premise": ("premise", "sentence1"),
-    "hypothesis": ("hypothesis", "sentence2"),
-    "choices": ("choices", "options", "endings"),
-    "context": ("context", "passage", "paragraph"),
-}  # fmt: skip
-"""Names of a column, by its role."""
-KINDS: dict[Kind, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "pairs": ("premise", "hypothesis", "label"),
-    "choices": ("question", "choices", "answer"),
-    "passages": ("context", "question", "answer"),
-    "prompts": ("prompt", "answer"),
-    "answers": ("question", "answer"),
-    "labels": ("text", "label"),
-}
-"""Roles of the columns of each kind of task; the first kind that a table has is its own."""
+_FILE = Path(__file__).with_name("columns.yaml")
+RULES: dict[str, Any] = parse_yaml(read_text(_FILE), str(_FILE))[0]
+"""Names of columns, kinds of tasks and their prompts; the file describes each part."""
+NAMES: dict[str, list[str]] = RULES["names"]
+KINDS: dict[Kind, list[str]] = RULES["kinds"]
 PROMPT_PARTS = re.compile(
     r"input|context|passage|paragraph|article|background|story"
     r"|(?:opt(?:ion)?|choice|ending|mc_answer)[_ ]?[a-e1-5]|[a-e]",

@@ -24,24 +24,13 @@ from layerswap.evaluation.suites.mgsm import is_number, last_number
 from layerswap.ground.errors import DataError, EvaluationError, error_context
 from layerswap.ground.system import unusable_name
 from layerswap.ground.types import Scoring, counted
-from layerswap.new.tables import NAMES, Kind, Shape, Table, ending, read_table, recognise
+from layerswap.new.tables import NAMES, RULES, Kind, Shape, Table, ending, read_table, recognise
 from layerswap.reading.files import FORMATS
 from layerswap.reading.letters import bare, folded, is_unspaced
 from layerswap.training.mix.examples import conversation, shown
 from layerswap.training.mix.schema import Messages
 from layerswap.training.mix.templates import parse_template, text_of
 
-PROMPTS = {
-    "labels": "Text: {text}\n",  # and the label's noun, as the suites have it
-    "pairs": "Premise: {premise}\nHypothesis: {hypothesis}\n",
-    "choices": "Question: {question}\nAnswer:",
-    "passages": "{context}\nQuestion: {question}\nAnswer:",
-    "answers": "Question: {question}\nAnswer:",  # or as the columns are named
-    "prompts": "{prompt}",
-    "messages": "{prompt}",
-}
-"""Prompts with the roles of the columns; the answer follows after a space."""
-NOUNS = {"topic": "Topic", "category": "Topic", "sentiment": "Sentiment", "intent": "Intent"}
 MOST_LABELS = 200
 SCORED = {
     "exact_match": "the whole answer (exact_match), as short answers with numbers are",
@@ -72,8 +61,6 @@ _NUMPY = re.compile(r"[\[{].*(dtype=object|(['\"])\s+['\"].*\2\s*\]$)", re.DOTAL
 """Matches arrays that numpy or pandas wrote as texts, without commas."""
 Coding = Literal["text", "name", "letter", "number"]
 """Form of an answer that identifies a choice."""
-FURTHER = ("references", "aliases", "answer_aliases", "alternatives", "acceptable_answers")
-"""Names of a column with further right answers beside the answer."""
 ANSWERS = {"answer", "label", "references"}
 """Roles of a document outside its question."""
 Document = dict[str, Any]
@@ -205,8 +192,8 @@ class Task:
                 _heading(self.shape.columns[role]) for role in ("question", "answer")
             )
             return f"{question}: {{question}}\n{answer}:"
-        noun = NOUNS.get(names.get("label", ""), usual)
-        return PROMPTS[self.shape.kind] + f"{noun}:" * self.labelled
+        noun = RULES["nouns"].get(names.get("label", ""), usual)
+        return str(RULES["prompts"][self.shape.kind]) + f"{noun}:" * self.labelled
 
     def documents(
         self, rows: Sequence[Mapping[str, Any]], shape: Shape | None = None
@@ -529,7 +516,7 @@ def _with_answers(table: Table, columns: Mapping[str, str]) -> Table:
         cells = cells_of(column)
         if role == "answer":
             listed = [_listed(cell, column) for cell in cells]
-            for further in (name for name in table.columns if name.casefold() in FURTHER):
+            for further in (name for name in table.columns if name.casefold() in RULES["further"]):
                 both = zip(listed, cells_of(further), strict=True)
                 listed = [_listed([*_several(a), *_several(b)], column) for a, b in both]
             if any(isinstance(cell, list) for cell in listed):

@@ -160,7 +160,10 @@ def write_questions(
 
 def page_of(asked: Mapping[str, Any]) -> str:
     """Return the page of questions, with its script inside and all network refused."""
-    html, script, style = (_static(f"ask.{kind}") for kind in ("html", "js", "css"))
+    folder = resources.files("layerswap.play") / "asking"
+    html, script, style = ((folder / f"ask.{kind}").read_text("utf-8")
+                           for kind in ("html", "js", "css"))  # fmt: skip
+    style = colours() + style  # those of the reports
     # A closing tag in a text must not end the block.
     data = json.dumps(asked, ensure_ascii=False).replace("<", "\\u003c")
     policy = (f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
@@ -171,12 +174,6 @@ def page_of(asked: Mapping[str, Any]) -> str:
     for name, text in parts.items():
         html = html.replace(f"<!--{name}-->", text, 1)
     return html.replace("<!--asked-->", data, 1)
-
-
-def _static(name: str) -> str:
-    """Return a file of the page; the style begins with the colours of the reports."""
-    text = (resources.files("layerswap.play") / "asking" / name).read_text("utf-8")
-    return colours() + text if name == "ask.css" else text
 
 
 def _hash(text: str) -> str:

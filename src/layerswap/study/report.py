@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint.hub import TRAINING
 from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
 from layerswap.compose.recipe import check_recipe, read_recipe
@@ -101,12 +100,10 @@ class FinishedSteps:
             language: Atlas.load(folder / MAP_FOLDER)
             for language, folder in self._of_kind("change").items()
         }
-        trainings = [step.name for step in journal.graph if step.kind == "train"]
-        folders = {name: journal.folder(name) / EXPERT for name in trainings}
         self.trainings = {
-            name: read_training(folder)
-            for name, folder in folders.items()
-            if name in self.records and (folder / TRAINING).is_file()
+            name: read_training(journal.folder(name) / EXPERT)
+            for name, record in self.records.items()
+            if record.kind == "train"
         }
 
     def write(self) -> Path:
@@ -138,9 +135,9 @@ class FinishedSteps:
     def _of_kind(self, kind: str) -> dict[str, Path]:
         """The folders of the finished steps of a kind, by language; or by kind of expert."""
         return {
-            step.name.partition("/")[2]: self.journal.folder(step.name)
-            for step in self.journal.graph
-            if step.kind == kind and step.name in self.records
+            name.partition("/")[2]: self.journal.folder(name)
+            for name, record in self.records.items()
+            if record.kind == kind
         }
 
     def report(self) -> Report:

@@ -105,11 +105,6 @@ class TrainingJob:
         return [*dict.fromkeys(str(token) for token in tokens if token)]
 
     @property
-    def processes(self) -> int:
-        """Number of processes of the training."""
-        return int(self.config.world_size)
-
-    @property
     def batch(self) -> int:
         """Examples of an optimiser step, over all processes."""
         return rows_of_step(self.config)
@@ -135,7 +130,7 @@ class TrainingJob:
         return {
             "key": self.key,
             "finished": False,
-            "processes": self.processes,
+            "processes": int(self.config.world_size),
             "batch": self.batch,
             "spec": self.spec.model_dump(mode="json", exclude_defaults=True),
             "base": {

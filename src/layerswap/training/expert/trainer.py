@@ -326,8 +326,8 @@ def _open_folder(job: TrainingJob, *, resume: bool, overwrite: bool) -> None:
         if record.get("batch", job.batch) != job.batch:
             raise TrainingError(
                 f"{job.out}: started with {record['batch']} examples in a step, and "
-                f"{job.processes} processes would make {job.batch}; give as many processes as "
-                f"before, or effective_batch: {record['batch']}"
+                f"{job.config.world_size} processes would make {job.batch}; give as many processes "
+                f"as before, or effective_batch: {record['batch']}"
             )
         if record["key"] != job.key:
             raise TrainingError(

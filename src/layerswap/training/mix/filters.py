@@ -206,9 +206,11 @@ def near_duplicate_filter(threshold: float, seed: int) -> MixFilter:
     blank = MinHash(seed=seed)
 
     def reason(example: MixExample) -> str | None:
-        shingles = _shingles(example.whole)
-        if not shingles:
+        unit = "characters" if is_unspaced(example.whole) else "words"
+        parts = units(example.whole, unit)
+        if not parts:
             return None
+        shingles = {*ngrams(parts, min(SHINGLE, len(parts)), unit)}
         sketch = blank.copy()
         sketch.update_batch([shingle.encode() for shingle in sorted(shingles)])
         similarity = max((sketch.jaccard(sketches[i]) for i in lsh.query(sketch)), default=0.0)
@@ -245,12 +247,6 @@ def check_language(code: str, identifier: Identifier | None = None) -> None:
             f"the language filter (py3langid, {len(known)} languages) does not know {code!r}; "
             f"{f'write {near}' if near else other}"
         )
-
-
-def _shingles(text: str) -> set[str]:
-    unit = "characters" if is_unspaced(text) else "words"
-    parts = units(text, unit)
-    return set(ngrams(parts, min(SHINGLE, len(parts)), unit)) if parts else set()
 
 
 class Indexed(NamedTuple):

@@ -44,13 +44,10 @@ class MathFeatures(NamedTuple):
     code: float  # 1 if the example contains code
 
 
-MATH_WEIGHTS = MathFeatures(
-    numbers=-1.07, no_numbers=-3.05, density=0.79, years=-2.02, asks=2.37, asks_of_numbers=1.87,
-    asks_amount=1.89, asks_amount_of_numbers=2.10, relations=1.12, asks_amount_of_relations=0.35,
-    options=1.23, answer_is_number=1.09, answer_is_words=-4.56, answer_is_quoted=-3.96,
-    equations=1.88, symbols=2.11, characters=-0.39, code=-0.65,
-)  # fmt: skip
-MATH_BIAS = -1.75
+_FILE = Path(__file__).with_name("mathematics.yaml")
+_DATA = parse_yaml(read_text(_FILE), str(_FILE))[0]
+MATH_WEIGHTS = MathFeatures(**_DATA["weights"])
+MATH_BIAS: float = _DATA["bias"]
 
 
 def math_probability(prompt: str, completion: str = "") -> float:
@@ -116,7 +113,7 @@ def _plain(text: str) -> str:
 def _holds(left: str, right: str) -> bool:
     total = term = 0.0
     for operator, number, per_cent in _PART.findall(left):
-        value = _value(number) / (100 if per_cent else 1)
+        value = float(number.replace(",", "")) / (100 if per_cent else 1)
         if operator in "+-":  # the first number has no operator, and begins a term too
             total, term = total + term, -value if operator == "-" else value
         elif operator in "/÷":
@@ -125,11 +122,8 @@ def _holds(left: str, right: str) -> bool:
             term /= value
         else:
             term *= value
-    return math.isclose(total + term, _value(right), rel_tol=1e-2, abs_tol=1e-9)
-
-
-def _value(number: str) -> float:
-    return float(number.replace(",", ""))
+    result = float(right.replace(",", ""))
+    return math.isclose(total + term, result, rel_tol=1e-2, abs_tol=1e-9)
 
 
 _DIGIT = re.compile(r"(?![0-9])\d")
@@ -150,8 +144,7 @@ _CHOICE = re.compile(r"(?m)^\W?\w[.):].*$")
 _SENTENCES = re.compile(r"(?<=[.!?।。！？])(?![\d.])|\n")
 _QUESTION_MARKS = ("?", "？", "؟", "か。", "か")
 _CODE = re.compile(r"\bdef \w+\(|\breturn\b.*\n|#include|\bfunction\b|print\(|\bimport \w+\n")
-_FILE = Path(__file__).with_name("mathematics.yaml")
 _AMOUNT, _RELATION = (
-    re.compile("|".join(chain.from_iterable(of_languages.values())))
-    for of_languages in parse_yaml(read_text(_FILE), str(_FILE))[0].values()
+    re.compile("|".join(chain.from_iterable(_DATA[words].values())))
+    for words in ("amount", "relation")
 )
