@@ -30,7 +30,7 @@ from layerswap.engine.split import read_one_token
 from layerswap.engine.sweep import Sweep
 from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.languages import answer_of
-from layerswap.evaluation.lm_eval_inside import is_too_long, refuse_programs
+from layerswap.evaluation.lm_eval_inside import refuse_programs
 from layerswap.evaluation.metrics import ADDED, add_labels, add_written, written_metrics
 from layerswap.evaluation.response_cache import AnswerStore, ResponseCache, cached_model
 from layerswap.evaluation.settings import (
@@ -269,7 +269,7 @@ def run_tasks(
     from lm_eval.evaluator import evaluate as lm_evaluate
 
     samples = samples or drawn_samples(loaded, settings.limit)
-    generate = model.generate_until
+    generate, turns = model.generate_until, settings.fewshot_as_multiturn
     if settings.think == "cut":
         model.generate_until = lambda *given, **named: [*map(answer_of, generate(*given, **named))]
     try:
@@ -281,12 +281,12 @@ def run_tasks(
             log_samples=True,
             system_instruction=settings.system_instruction,
             apply_chat_template=bool(settings.apply_chat_template),
-            fewshot_as_multiturn=settings.multiturn,
+            fewshot_as_multiturn=bool(settings.apply_chat_template) if turns is None else turns,
         )
     except TemplateError as error:
         raise template_error(error) from None
     except AssertionError as error:
-        if not is_too_long(error):
+        if "maximum sequence length" not in str(error):  # it has no error class of its own
             raise
         raise EvaluationError(f"the model's context is too short: {error}") from None
     finally:

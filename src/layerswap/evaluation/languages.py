@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.system import unusable_name
@@ -150,13 +150,6 @@ def answer_of(text: str) -> str:
     """Return the text after a thought; the whole text if no thought ends in it."""
     thought = THOUGHT.match(text)
     return thought[2].lstrip() if thought else text
-
-
-def sample_shares(sample: Mapping[str, Any], language: str | Speaks) -> dict[str, float]:
-    """Measure one of lm-eval's samples; empty if nothing was generated."""
-    answers = sample.get("resps") or [[]]
-    first = answers[0][0] if answers[0] else None
-    return language_shares(first, language) if isinstance(first, str) else {}
 
 
 def language_shares(text: str, language: str | Speaks) -> dict[str, float]:

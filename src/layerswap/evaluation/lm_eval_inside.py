@@ -21,8 +21,3 @@ def refuse_programs(marks: Mapping[str, Any]) -> None:
                 f"{name}: lm-eval runs the programs that a model writes outside the sandbox, so it "
                 "is not evaluated here; --suite mbpp --allow-code runs MBPP's in it"
             )
-
-
-def is_too_long(error: AssertionError) -> bool:
-    """True if a text does not fit into a model's context: this has no error class of its own."""
-    return "maximum sequence length" in str(error)

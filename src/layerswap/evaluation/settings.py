@@ -55,12 +55,6 @@ class Asked(Extended, AskedFields):
             )
         return self
 
-    @property
-    def multiturn(self) -> bool:
-        """True if few-shot examples are chat turns."""
-        given = self.fewshot_as_multiturn
-        return bool(self.apply_chat_template) if given is None else given
-
     def described(self, shots: int, template: str, description: str | None = None) -> str:
         """Return the prompt settings that are not defaults, and the hash of the template."""
         used = {name: value for name in PROMPTS

@@ -342,7 +342,15 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
-    names, table = list(scores), _table(scores)
+    names, lengths = list(scores), {len(values) for values in scores.values()}
+    if len(names) < 3 or len(lengths) != 1 or lengths.pop() < 2:
+        raise RecipeError(
+            "Friedman's test needs at least three treatments and two conditions, and a score of "
+            "every treatment under every condition"
+        )
+    table = np.array([*scores.values()], dtype=np.float64).T
+    if not np.isfinite(table).all():
+        raise RecipeError("Friedman's test needs numbers; a score is missing")
     conditions, count = table.shape
     ranks = rankdata(-table, axis=1).mean(axis=0)
     if (table == table[:, :1]).all():
@@ -361,19 +369,6 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> Friedman:
         float(quantile * np.sqrt(count * (count + 1) / (6 * conditions))),
         conditions,
     )
-
-
-def _table(scores: Mapping[str, Sequence[float]]) -> npt.NDArray[np.float64]:
-    lengths = {len(values) for values in scores.values()}
-    if len(scores) < 3 or len(lengths) != 1 or lengths.pop() < 2:
-        raise RecipeError(
-            "Friedman's test needs at least three treatments and two conditions, and a score of "
-            "every treatment under every condition"
-        )
-    table = np.array([np.asarray(values, dtype=np.float64) for values in scores.values()]).T
-    if not np.isfinite(table).all():
-        raise RecipeError("Friedman's test needs numbers; a score is missing")
-    return table
 
 
 # --- signals of the quality of merges (paper 2, section 5) ---

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from layerswap.evaluation.languages import Speaks, known_language, sample_shares
+from layerswap.evaluation.languages import Speaks, known_language, language_shares
 from layerswap.evaluation.statistics import Interval
 from layerswap.evaluation.suites.suites import WrittenTask
 from layerswap.experiment.conditions import BASELINES, CHECKPOINT, Condition
@@ -201,10 +201,10 @@ def answers_to(
                 "answer": _answer(sample), "choices": count if count > 1 else 0,
                 "text": str(sample.get("text", _prompt(sample))),
             }  # fmt: skip
-            for metric, share in (
-                sample_shares(sample, answer_language).items() if answer_language else ()
-            ):
-                yield Answer(metric=metric, score=share, **more)
+            written = sample["resps"][0][0]
+            if answer_language and isinstance(written, str):
+                for metric, share in language_shares(written, answer_language).items():
+                    yield Answer(metric=metric, score=share, **more)
         for metric in sample["metrics"]:
             value, headline = sample[metric], (metric, name) == main
             if isinstance(value, bool | int | float):

@@ -154,7 +154,7 @@ def benchmark_result(
 
 
 def _reported(own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
-    """By name, the models that a pair reports: not a whole grid, but the best of it."""
+    """By name, the models that a pair reports: not a whole grid or setting, but the best of it."""
     choosing = len(split.development) > 0
     grid = [model for model in own if model.zones is not None]
     reported = {
@@ -162,26 +162,17 @@ def _reported(own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
         if model.zones is None
         and (not choosing or model.method == "ties" or model.method not in TUNED)
     }  # fmt: skip
-    if choosing:
-        reported |= _chosen_of_methods(own, split)
+    tuned: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
+    for model, values in own.items():
+        if choosing and model.method in TUNED:
+            name = replace(model.treatment, variant=CHOSEN.variant)
+            tuned[name][model] = values[split.development]
+    reported |= {name: choose(tried) for name, tried in tuned.items() if len(tried) > 1}
     if choosing and grid:
         for name, documents in ((CHOSEN, split.development), (FLATTERED, split.test)):
             tried = {model: own[model][documents] for model in grid}
             reported[name] = choose(tried, of_equals="first")
     return reported
-
-
-def _chosen_of_methods(own: Scores, split: DocumentSplit) -> dict[Condition, Condition]:
-    """Choose each method's weight, scale or density on development documents."""
-    found: dict[Condition, dict[Condition, Values]] = defaultdict(dict)
-    for condition, values in own.items():
-        if condition.method in TUNED:
-            found[replace(condition.treatment, variant=CHOSEN.variant)][condition] = values
-    return {
-        chosen: choose({setting: v[split.development] for setting, v in tried.items()})
-        for chosen, tried in found.items()
-        if len(tried) > 1
-    }
 
 
 def in_other_languages(
