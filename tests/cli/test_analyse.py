@@ -149,7 +149,7 @@ def test_linearity_refuses_in_one_line(layerswap, experts, texts, tmp_path):
 
 
 def test_the_figure_of_linearity_shows_the_measured_values():
-    line = Line((-0.5, 0.0, 0.5, 1.0, 1.5), (3.0, 1.0, 1.75, 2.0, 4.0))
+    line = Line((0.0, 0.5, 1.0), (1.0, 1.75, 2.0))
     found = Connectivity(line, (line, line, line))
     sums = Additivity((0.1, 0.2, 0.3), 0.4)
     left, middle, right, _ = draw_linearity(found, sums).figure.axes
