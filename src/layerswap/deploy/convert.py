@@ -117,7 +117,10 @@ def plan_conversion(source: str, like: str, kind: str = LIKE) -> Conversion:
         if dtype != wanted and kind == LIKE:
             written.setdefault(f"{wanted} of the file is written as {dtype}", []).append(name)
         tensors.append(_output(name, dtype, infos))
-    _set_file_type(description, kind, model, tensors)
+    most = main_type(tensors)
+    if most in FILE_TYPES and (kind != LIKE or written):
+        entry = number_entry("general.file_type", FILE_TYPES[most])
+        description.entries[entry[0]] = entry
     notes = [
         *description.notes,
         *(f"{how}: {len(names)} tensors" for how, names in written.items()),
@@ -135,19 +138,3 @@ def _output(name: str, dtype: str, infos: list[TensorInfo]) -> OutputTensor:
     # One row of the stack is one expert.
     stacked = Gathered(shape, tuple(Run(info, 0, 1) for info in infos))
     return OutputTensor(name, dtype, shape, ((stacked, 1.0),))
-
-
-def _set_file_type(
-    description: Description, kind: str, like: Checkpoint, tensors: list[OutputTensor]
-) -> None:
-    """Write the type of the whole file: of most of its elements."""
-    most = main_type(tensors)
-    key = "general.file_type"
-    if kind == LIKE and all(
-        tensor.dtype == stored.dtype
-        for tensor in tensors
-        if (stored := like.tensors.get(tensor.name)) is not None
-    ):
-        return
-    if most in FILE_TYPES:
-        description.entries[key] = number_entry(key, FILE_TYPES[most])

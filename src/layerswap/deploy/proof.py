@@ -10,7 +10,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonprefix
@@ -159,7 +159,7 @@ def prove(
             texts = [SYSTEM, USER, ANSWER, TRICKY, *_added_texts(tokenizer)]
             texts += [line for of_language in lines.values() for line in of_language]
             checks.append(_tokens(tokenizer, llama, texts))
-            checks.append(_template(tokenizer, llama, _chats(tokenizer)))
+            checks.append(_template(tokenizer, llama))
             checks.append(_stop(tokenizer, llama, stops_of(tokenizer, folder)))
             if positions and lines and is_pair:
                 log(f"{file.name}: comparing likelihoods in float32")
@@ -327,34 +327,28 @@ def _first_difference(tokenizer: Any, text: str, expected: list[int], found: lis
     )
 
 
-def _chats(tokenizer: Any) -> list[list[dict[str, str]]]:
-    """Conversations that the folder's template accepts, with and without a system message."""
+def _chats(tokenizer: Any) -> Iterator[tuple[list[dict[str, str]], str]]:
+    """Conversations with and without a system message, as the folder's template writes them."""
     if not tokenizer.chat_template:
-        return []
+        return
     user = {"role": "user", "content": USER}
     turns = [user, {"role": "assistant", "content": ANSWER}, user]
     tried = [[user], turns, [{"role": "system", "content": SYSTEM}, user]]
     tried += [turns[:2] * MANY + [user], [{"role": "user", "content": TRICKY * MANY}]]
-    accepted = []
     for chat in tried:
-        try:
-            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        except Exception:  # a template raises what it likes
-            continue
-        accepted.append(chat)
-    return accepted
+        with suppress(Exception):  # a template that refuses a chat raises what it likes
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            yield chat, text
 
 
-def _template(tokenizer: Any, llama: Llama, chats: Sequence[Sequence[Mapping[str, str]]]) -> Check:
+def _template(tokenizer: Any, llama: Llama) -> Check:
     """Compare rendered conversations byte by byte, and their tokens."""
+    chats = list(_chats(tokenizer))
     if not chats:
         return Check("template", 0, note="the folder has no chat template")
     problems = []
     bos = tokenizer.bos_token or ""
-    for chat in chats:
-        expected = tokenizer.apply_chat_template(
-            list(chat), tokenize=False, add_generation_prompt=True
-        )
+    for chat, expected in chats:
         roles = ", ".join(message["role"] for message in chat)
         try:
             found = llama.chat(chat)
@@ -387,10 +381,9 @@ def end_of_turn(tokenizer: Any) -> int | None:
     if tokenizer.chat_template:
         user = {"role": "user", "content": USER}
         answer = {"role": "assistant", "content": ANSWER}
-        try:
+        whole = ""
+        with suppress(Exception):  # as above
             whole = tokenizer.apply_chat_template([user, answer], tokenize=False)
-        except Exception:  # a template raises what it likes
-            whole = ""
         rest = whole.rpartition(ANSWER)[2]
         tokens = tokenizer(rest, add_special_tokens=False).input_ids
         if special := [token for token in tokens if token in tokenizer.added_tokens_decoder]:

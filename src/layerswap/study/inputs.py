@@ -95,13 +95,18 @@ def task_fingerprints(*folders: str) -> dict[str, str]:
     """Fingerprints of folders of lm-eval tasks, and of other files that their YAMLs name."""
     named = {
         token
-        for folder in folders
-        for path in files_of(Path(folder))
-        if path.suffix in (".yaml", ".yml")
-        for token in TOKEN.findall(path.read_text("utf-8", errors="replace"))
+        for text in _yaml_in(folders)
+        for token in TOKEN.findall(text)
         if "/" in token and Path(token).is_file()
     }
     return folder_fingerprints(*folders) | fingerprints(*sorted(named))
+
+
+def _yaml_in(folders: Iterable[str | Path]) -> Iterator[str]:
+    """The texts of the YAML files in some folders."""
+    for path in (file for folder in folders for file in files_of(Path(folder))):
+        if path.suffix in (".yaml", ".yml"):
+            yield path.read_text("utf-8", errors="replace")
 
 
 def mix_fingerprints(text: str, folder: Path) -> dict[str, str]:
@@ -140,11 +145,5 @@ def files_of(path: Path) -> Iterator[Path]:
 
 def own_readers(include: Iterable[Path]) -> bool:
     """True if all tasks of some folders read local files, and no data set of the Hub."""
-    texts = [
-        path.read_text("utf-8", errors="replace")
-        for folder in include
-        for path in files_of(folder)
-        if path.suffix in (".yaml", ".yml")
-    ]
-    readers = [reader for text in texts for reader in READER.findall(text)]
+    readers = [reader for text in _yaml_in(include) for reader in READER.findall(text)]
     return bool(readers) and {*readers} <= {"json", "csv", "parquet", "text"}

@@ -210,8 +210,8 @@ def _draw(mix: Mix, streams: dict[str, Iterator[MixExample]]) -> list[MixExample
     drawn: list[MixExample] = []
     open_sources = list(streams)
     if mix.total is None:
-        drawn.extend(chain.from_iterable(streams.values()))
-    while mix.total is not None and open_sources and len(drawn) < mix.total:
+        return [*chain.from_iterable(streams.values())]
+    while open_sources and len(drawn) < mix.total:
         # The other sources make up a shortfall, by weight.
         weights = {name: mix.sources[name].weight for name in open_sources}
         shares = share(mix.total - len(drawn), weights)
