@@ -264,10 +264,9 @@ class Inputs:
         sizes = {row: self.tokens("".join(row)) for row in rows}
         return max(rows, key=lambda row: (sizes[row] < most, sizes[row]))
 
-    def rows_of(self, language: LanguageInput) -> tuple[int, int]:
-        """Return the largest number of examples in a mix, and their mean length in tokens."""
-        length = max(1, round(mean(self.tokens(text) for text in language.texts())))
-        return language.rows, length
+    def mean_tokens(self, language: LanguageInput) -> int:
+        """The mean length of the examples in the language's mix."""
+        return max(1, round(mean(self.tokens(text) for text in language.texts())))
 
 
 def check_request(request: Request) -> Inputs:

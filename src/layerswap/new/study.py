@@ -90,9 +90,7 @@ def _words(inputs: Inputs, settings: Settings, folder: Path) -> dict[str, Any]:
     for_task, for_language = _hyperparameters(inputs, settings)
     data = [{"code": language.code, "data": language.ready or f"mixes/{language.code}.yaml"}
             for language in languages]  # fmt: skip
-    most = max(
-        [inputs.rows_of(language)[0] for language in languages if not language.ready] or [1400]
-    )
+    most = max([language.rows for language in languages if not language.ready] or [1400])
     return {
         "name": request.folder.name,
         "folder": request.folder,
@@ -191,7 +189,7 @@ def _write_task(
 
 
 def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> None:
-    total, tokens = inputs.rows_of(language)
+    total = language.rows
     sources = {
         name: {**table.source(folder / "mixes"), "text": table.template(template),
                "language": language.code, "weight": weight, "seed": seed}
@@ -205,7 +203,7 @@ def _write_language(inputs: Inputs, language: LanguageInput, folder: Path) -> No
         "task": False,
         "total": total,
         "validation": min(100, max(1, total // 10)),
-        "row_tokens": tokens,
+        "row_tokens": inputs.mean_tokens(language),
         "sources": sources,
         "against": _against(inputs, language.code),
     })  # fmt: skip
