@@ -85,6 +85,12 @@ class LanguageInput:
     task: Task | None = None  # the task in the language, by a translator
     labelled: Task | None = None  # rows of the task in the language, to train on at the end
 
+    @property
+    def tables(self) -> list[tuple[Table, str]]:
+        """Its files, each with the column of the texts in the language."""
+        columns = ((self.text, "text"), (self.parallel, self.code))
+        return [(table, column) for table, column in columns if table is not None]
+
     def templates(self) -> Iterator[tuple[str, Table, str, int]]:
         """The sources of its mix: name, table, template of a text, weight."""
         if self.text is not None:
@@ -107,25 +113,19 @@ class LanguageInput:
     def found(self) -> list[str]:
         """Describe each of its files with its first texts, and with languages that seem others."""
         lines = []
-        for table, column in ((self.text, "text"), (self.parallel, self.code)):
-            if table is not None:
-                texts = [row[column] for row in table.rows]
-                full = [text for text in texts if text_of(text, column)]
-                few = "at least " * (len(texts) < table.count)
-                empty = (
-                    f" ({few}{len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
-                )
-                form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
-                how = form.get(table.keys.get("format", ""), "") + "".join(
-                    f", {remark}" for remark in table.kept
-                )
-                lines += [
-                    f"{table.name}: {counted(table.count, 'text')}{empty} in {self.name}{how}"
-                ]
-                lines += [f"  {shown({'text': text})}" for text in full[:3]]
-                seen = self._languages_seen(full)
-                if seen and not seen.clear:  # a clear language is a caution
-                    lines.append(f"  {seen.words}")
+        for table, column in self.tables:
+            texts = [row[column] for row in table.rows]
+            full = [text for text in texts if text_of(text, column)]
+            few = "at least " * (len(texts) < table.count)
+            empty = f" ({few}{len(texts) - len(full):,} empty)" if len(full) < len(texts) else ""
+            form = {"text": ", one on each line", "paragraphs": ", between blank lines"}
+            how = form.get(table.keys.get("format", ""), "")
+            how += "".join(f", {remark}" for remark in table.kept)
+            lines += [f"{table.name}: {counted(table.count, 'text')}{empty} in {self.name}{how}"]
+            lines += [f"  {shown({'text': text})}" for text in full[:3]]
+            seen = self._languages_seen(full)
+            if seen and not seen.clear:  # a clear language is a caution
+                lines.append(f"  {seen.words}")
         if self.parallel is not None:
             shares = "three fifths plain text, a fifth translations each way"
             lines.append(f"  the expert trains on {self.rows:,} rows: {shares}")
@@ -161,8 +161,7 @@ class LanguageInput:
 
     def own_texts(self) -> list[str]:
         """Return the texts in the language itself, as read."""
-        tables = ((self.text, "text"), (self.parallel, self.code))
-        return [str(row[column] or "") for table, column in tables if table for row in table.rows]
+        return [str(row[column] or "") for table, column in self.tables for row in table.rows]
 
     def texts(self) -> list[str]:
         """Return the first texts of every source, formatted as in training."""
