@@ -48,9 +48,8 @@ def test_conv1d_layers_are_transposed_but_embeddings_are_not(tmp_path):
 
     config = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     base, expert, _ = make(tmp_path, config)
-    found = measure.magnitude_weight(
-        open_checkpoint(str(base)), [(open_checkpoint(str(expert)), 1.0)]
-    )
+    base_opened, expert_opened = (open_checkpoint(str(folder)) for folder in (base, expert))
+    found = measure.magnitude_weight(base_opened, [(expert_opened, 1.0)])
     conv1d = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
     assert found == pytest.approx(direct(base, expert, conv1d), rel=1e-6)
     assert found != pytest.approx(direct(base, expert), rel=1e-3), "the case tells nothing"
@@ -70,10 +69,12 @@ def test_rows_are_input_features(shape, transposed, rows):
     assert Rows.of(shape, transposed=transposed).count == rows
 
 
-def test_the_weights_reach_the_blend(tmp_path):
+def test_the_weights_reach_the_blend_over_a_base_without_the_prefix_of_names(tmp_path):
     base, task, language = make(tmp_path, tiny_llama())
-    plan = ls.swap(task=task, language=language, base=base, weights="magnitude")
     w = {"task": direct(base, task), "language": direct(base, language)}
+    bare = {n.removeprefix("model."): t for n, t in tensors_of(base).items()}
+    change_tensors(base, {**dict.fromkeys(tensors_of(base)), **bare})
+    plan = ls.swap(task=task, language=language, base=base, weights="magnitude")
     blend = dict(plan.composition[ls.Place(None, "embedding")].weights)
     for name, weight in w.items():
         assert blend[name] == pytest.approx(weight / sum(w.values()), rel=1e-6)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, TensorInfo
+from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.read import (
     READ_DTYPES,
     narrowed,
@@ -83,9 +83,9 @@ def measure_tensor(
     import numpy as np
 
     info = base.tensors[name]
-    check_shapes(info, experts)
+    _check_shapes(name, [base, *experts])
     rows = Rows.of(info.shape, axis, transposed=transposed)
-    tallies = [_Tally(info, expert, rows) for expert in experts]
+    tallies = [_Tally(name, expert, rows) for expert in experts]
     step = max(1, CHUNK_ELEMENTS // rows.width) * rows.width  # whole lines
     reuse_chunk_memory()
     with ExitStack() as stack:
@@ -106,16 +106,16 @@ def measure_tensor(
 class _Tally:
     """Accumulates a `TensorChange` chunk by chunk."""
 
-    def __init__(self, base: TensorInfo, expert: Checkpoint, rows: Rows) -> None:
+    def __init__(self, name: str, expert: Checkpoint, rows: Rows) -> None:
         import numpy as np
 
-        self._elements, self._rows = base.elements, rows
+        stored = expert.tensors[name]
+        self._elements, self._rows = stored.elements, rows
         # An adapter adds to its base in float32: nothing has been rounded to 16 bits.
-        stored = expert.tensors[base.name].dtype
-        self._measured = stored != "BF16" or base.name in expert.low_rank
+        self._measured = stored.dtype != "BF16" or name in expert.low_rank
         self.sums = np.zeros(rows.count)
         self._sample: list[Any] = []
-        self._step = max(1, base.elements // SAMPLED)
+        self._step = max(1, stored.elements // SAMPLED)
         self._squares = self._base_squares = self._lost_squares = self._half_steps = 0.0
         self._largest, self._unchanged = 0.0, 0
 
@@ -176,14 +176,13 @@ def _square(values: Array) -> float:
     return float((values * values).sum())
 
 
-def check_shapes(info: TensorInfo, experts: Sequence[Checkpoint]) -> None:
-    """Refuse experts with tensor shapes other than the base's."""
-    for expert in experts:
-        shape = expert.tensors[info.name].shape
-        if shape != info.shape:
+def _check_shapes(name: str, checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse a tensor with another shape than in the first checkpoint, the base."""
+    first, *shapes = (checkpoint.tensors[name].shape for checkpoint in checkpoints)
+    for expert, shape in zip(checkpoints[1:], shapes, strict=True):
+        if shape != first:
             raise CheckpointError(
-                f"{expert.identity}: {info.name!r} has shape {list(shape)}, "
-                f"the base has {list(info.shape)}"
+                f"{expert.identity}: {name!r} has shape {list(shape)}, the base has {list(first)}"
             )
 
 
@@ -221,7 +220,7 @@ def mean_absolute_delta(base: Checkpoint, parts: Soup, name: str) -> float:
     import numpy as np
 
     info = base.tensors[name]
-    check_shapes(info, [expert for expert, _ in parts])
+    _check_shapes(name, [base, *(expert for expert, _ in parts)])
     total = 0.0
     for start in range(0, info.elements, SUMMED):
         stop = min(start + SUMMED, info.elements)
