@@ -96,8 +96,9 @@ def test_deltas_of_heads_that_the_base_lacks_and_the_remedy(tmp_path):
 def test_rows_of_heads_are_averaged_by_the_names_of_their_labels(order, tmp_path):
     a = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "a", 1, LABELS)
     b = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "b", 2, [LABELS[i] for i in order])
-    config = tmp_path / "b" / "config.json"  # as FSDP2 names the class
-    config.write_text(config.read_text().replace(CLASSIFIER, f"FSDP{CLASSIFIER}"))
+    # As FSDP2 names the class; label2id alone names the labels.
+    architectures = [f"FSDP{CLASSIFIER}"]
+    change_config(tmp_path / "b", drop="id2label", num_labels=3, architectures=architectures)
     ls.soup([a, b]).save(tmp_path / "out")
     for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
         rows = torch.stack([tensors_of(b)[name][order.index(i)] for i in range(3)])
@@ -116,11 +117,12 @@ def test_heads_of_other_labels_are_not_averaged(tmp_path):
     ]
 
 
-def test_heads_with_other_numbers_of_labels_are_named_so(tmp_path):
+def test_a_head_with_another_number_of_labels_is_left_out(tmp_path):
     a, b = (_save(_xlmr(CLASSIFIER, num_labels=n), tmp_path / str(n), n) for n in (3, 2))
-    assert refusal(ls.swap, task=a, language=b) == (
-        "numbers of labels differ: 'classifier.out_proj.bias' is [3] in task, [2] in language"
-    )
+    (note, _) = (plan := ls.swap(task=a, language=b)).notes
+    assert note == "language: its head is left out: it has 2 labels, and the output has 3"
+    head = "classifier.out_proj.weight"
+    assert torch.equal(tensors_of(plan.save(tmp_path / "out"))[head], tensors_of(a)[head])
 
 
 def test_an_encoder_without_a_head_is_not_tied(tmp_path):
@@ -205,7 +207,7 @@ def test_an_adapter_of_a_bare_encoder_gets_the_names_of_the_classifier_s(tmp_pat
     torch.testing.assert_close(query.get_delta_weight("default"), want.get_delta_weight("default"))
 
 
-def test_a_pooler_that_peft_did_not_save_is_noted(tmp_path):
+def test_the_pooler_and_the_labels_that_peft_did_not_save(tmp_path):
     base = tmp_path / "base"
     tf.BertForMaskedLM(tf.BertConfig(**SMALL)).save_pretrained(base)
     task, language = (
@@ -215,8 +217,15 @@ def test_a_pooler_that_peft_did_not_save_is_noted(tmp_path):
         )
         for i in (1, 2)
     )  # fmt: skip
-    notes = ls.swap(task=task, language=language, bottom=1, top=1, outside="task").notes
+    notes = ls.swap(task=task, language=language, bottom=1, top=1).notes
     assert any("lacks 2 tensors of its class" in note and "pooler" in note for note in notes)
+    assert any("task and language do not name their labels" in note for note in notes)
+    for folder, labels in ((task, ["no", "yes"]), (language, ["yes", "no"])):
+        (Path(folder) / "config.json").write_text(json.dumps({"id2label": dict(enumerate(labels))}))
+    out = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "out")
+    name = "base_model.model.classifier.weight"
+    a, b, mean = (load_file(f"{f}/adapter_model.safetensors")[name] for f in (task, language, out))
+    torch.testing.assert_close(mean, (a + b.flip(0)) / 2)
 
 
 def test_heads_of_unknown_names_in_a_file_without_its_class_are_left_out(tmp_path):

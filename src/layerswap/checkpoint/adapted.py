@@ -10,7 +10,7 @@ from typing import Self
 from layerswap.checkpoint.adapter import MERGE_FIRST, Adapter, LowRank, match_tensors, read_adapter
 from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
 from layerswap.checkpoint.configuration import encoder_layers
-from layerswap.checkpoint.given import Given, fetch_checkpoint, is_adapter
+from layerswap.checkpoint.given import CONFIG, Given, fetch_checkpoint, is_adapter
 from layerswap.checkpoint.header import TensorInfo
 from layerswap.checkpoint.loading import missing_tensors
 from layerswap.checkpoint.names import (
@@ -26,7 +26,10 @@ from layerswap.checkpoint.names import (
 from layerswap.checkpoint.places import HEAD, Pattern, Place, place
 from layerswap.checkpoint.read import zero_samples
 from layerswap.ground.errors import CheckpointError, error_context
-from layerswap.ground.strict_json import quoted
+from layerswap.ground.strict_json import quoted, read_json_object
+
+OF_LABELS = ("id2label", "label2id", "problem_type")
+"""Settings of an adapter's `config.json`; all others are the base's."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +58,9 @@ class AdaptedModel(Checkpoint):
             raise CheckpointError(f"{folder}: a LoRA adapter, where a full checkpoint is needed")
         if given.in_place and commit:  # small enough to be downloaded
             folder, commit = fetch_checkpoint(given.source, commit)
-        return cls(given.name, commit, folder, {}, {}, {}, adapter=read_adapter(folder))
+        beside = read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        labels = {key: beside[key] for key in OF_LABELS if key in beside}
+        return cls(given.name, commit, folder, labels, {}, {}, adapter=read_adapter(folder))
 
     @property
     def named_base(self) -> tuple[str | None, str | None]:
@@ -97,6 +102,11 @@ class AdaptedModel(Checkpoint):
             for name, info in adapter.saved.items():
                 _check_shape(name, info.shape, base, size)
         config = base.config if size is None else with_text(base.config, {"vocab_size": size})
+        count = len(self.config.get("id2label") or self.config.get("label2id") or ())
+        if base.labelled and any(
+            info.shape[:1] == (count,) for n, info in adapter.saved.items() if places[n] == HEAD
+        ):
+            config = {**config, **self.config}  # Axolotl's may be the base's, with other labels
         tensors = {**base.tensors, **adapter.saved}
         return replace(
             self, config=config, tensors=tensors, places=places, adapter=adapter,

@@ -251,9 +251,7 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
         skip = 1 if name in rows else 0
         if name not in drop and info.shape[skip:] != b.tensors[name].shape[skip:]:
             shapes = f"{list(info.shape)} in {a_name}, {list(b.tensors[name].shape)} in {b_name}"
-            of_head = "numbers of labels" if a.labelled else "vocabularies"
-            kinds = {"embedding": "vocabularies", "head": of_head}
-            kind = kinds.get(a.places[name].role, "shapes")
+            kind = "vocabularies" if a.places[name].role in ("embedding", "head") else "shapes"
             raise MergeError(f"{kind} differ: {name!r} is {shapes}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,11 @@ from layerswap.checkpoint.places import HEAD
 from layerswap.compose import Composition
 from layerswap.compose.blend import Operation
 from layerswap.ground.errors import MergeError, visible
+from layerswap.ground.types import counted
 
 MODULES = "modules.json"
 """The list of modules in a folder of sentence-transformers."""
+LABELS = ("id2label", "label2id")
 DEFAULT_LABEL = re.compile(r"LABEL_\d+")
 
 
@@ -48,15 +51,12 @@ def embeds(checkpoint: Checkpoint) -> bool:
 
 
 def _with_head(checkpoint: Checkpoint, first: Checkpoint, *, noted: bool) -> Checkpoint:
-    if kind_of(checkpoint) == kind_of(first) or not checkpoint.places or not first.places:
-        return checkpoint
     head, own = _head(first), _head(checkpoint)
-    classes = (
-        f"it is a model of class {checkpoint.class_name}, and the output of class "
-        f"{first.class_name}"
-    )
-    kept = f"its head is left out: {classes}" if own.keys() - head else ""
-    note = kept or (f"it gets the head of {first.identity}: {classes}" if first.writes else "")
+    if not checkpoint.places or not first.places or not (differ := _differ(checkpoint, first)):
+        return checkpoint
+    left_out = own.keys() - head or checkpoint.labelled
+    kept = f"its head is left out: {differ}" if left_out else ""
+    note = kept or (f"it gets the head of {first.identity}: {differ}" if first.writes else "")
     config = {**checkpoint.config, "architectures": first.config.get("architectures")}
     return replace(
         checkpoint.with_head(head, config),
@@ -65,8 +65,26 @@ def _with_head(checkpoint: Checkpoint, first: Checkpoint, *, noted: bool) -> Che
     )
 
 
+def _differ(checkpoint: Checkpoint, first: Checkpoint) -> str | None:
+    """Describe heads of two classes, or with two numbers of labels; None for one kind."""
+    if kind_of(checkpoint) != kind_of(first):
+        return (
+            f"it is a model of class {checkpoint.class_name}, and the output of class "
+            f"{first.class_name}"
+        )
+    counts = [_rows(c) for c in (checkpoint, first)] if first.labelled else [0, 0]
+    if counts[0] != counts[1] and all(counts):
+        return f"it has {counted(counts[0], 'label')}, and the output has {counts[1]}"
+    return None
+
+
 def _head(checkpoint: Checkpoint) -> dict[str, Any]:
     return {n: i for n, i in checkpoint.tensors.items() if checkpoint.places[n] == HEAD}
+
+
+def _rows(checkpoint: Checkpoint) -> int:
+    """The number of rows of a classifier's head, one for each label; 0 without a head."""
+    return min((info.shape[0] for info in _head(checkpoint).values() if info.shape), default=0)
 
 
 def check_heads(
@@ -79,7 +97,7 @@ def check_heads(
         name = blend.experts[0]
         raise MergeError(
             f"the head cannot come from {name}: the output is a model of class "
-            f"{first.class_name}, and {name} has no head of that class"
+            f"{first.class_name} with the head of {next(iter(experts))}, and {name} has another"
         )
     deltas = any(isinstance(member, Operation) and member.base for member in blend.members)
     if len(own) < 2:
@@ -89,13 +107,14 @@ def check_heads(
             f"the base has no head of class {first.class_name}, so the changes of the heads of "
             f"{' and '.join(own)} are unknown; {_remedy(own[0])}"
         )
-    known = {name: labels for name in own if (labels := labels_of(experts[name]))}
+    compared = {name: experts[name] for name in own} | ({"base": base} if deltas and base else {})
+    known = {name: labels for name, c in compared.items() if (labels := labels_of(c))}
     start = next(iter(known), "")
     for name, labels in known.items():
         if labels == known[start] or (not deltas and sorted(labels) == sorted(known[start])):
             continue
         each = ", ".join(f"{visible(', '.join(known[n]))[:80]} in {n}" for n in (start, name))
-        raise MergeError(f"labels differ: {each}; {_remedy(start)}")
+        raise MergeError(f"labels differ: {each}; {_remedy(own[0])}")
 
 
 def _remedy(name: str) -> str:
@@ -106,15 +125,19 @@ def _remedy(name: str) -> str:
 
 
 def labels_of(checkpoint: Checkpoint) -> list[str]:
-    """The names of a classifier's labels in their order; empty if they have no names."""
-    names = checkpoint.config.get("id2label")
-    if not checkpoint.labelled or not isinstance(names, dict):
-        return []
-    try:
-        labels = [str(names[key]) for key in sorted(names, key=int)]
-    except (TypeError, ValueError):
-        return []
-    return [] if all(map(DEFAULT_LABEL.fullmatch, labels)) else labels
+    """The names of a classifier's labels in their order; empty if they have no names.
+
+    Without names in `id2label`, which transformers then fills, they are those of `label2id`.
+    """
+    given: list[Any] = [checkpoint.config.get(key) for key in LABELS if checkpoint.labelled]
+    with suppress(AttributeError, IndexError, TypeError):
+        given[1] = {row: label for label, row in given[1].items()}
+    for names in given:
+        with suppress(TypeError, ValueError):
+            labels = [str(names[key]) for key in sorted(names, key=int)]
+            if not all(map(DEFAULT_LABEL.fullmatch, labels)):
+                return labels
+    return []
 
 
 def label_rows(checkpoint: Checkpoint, like: Checkpoint) -> list[int] | None:
@@ -129,13 +152,28 @@ def label_notes(
     composition: Composition, experts: Mapping[str, Checkpoint], reference: Checkpoint
 ) -> Iterator[str]:
     """How the labels of classifiers whose heads are blended are matched."""
-    named = next((name for name, c in experts.items() if labels_of(c)), None)
     for name, expert in experts.items():
         if label_rows(expert, reference):
             yield f"the labels of {name} are put into the order of {reference.identity}'s"
-        blended = name in composition[HEAD].experts and not expert.borrowed
-        if named and blended and expert.labelled and not labels_of(expert):
+    named = next((name for name, c in experts.items() if labels_of(c)), None)
+    blended = {
+        name: c
+        for name, c in experts.items()
+        if name in composition[HEAD].experts and c.labelled and not c.borrowed
+    }
+    without = [name for name, c in blended.items() if not labels_of(c)]
+    if named:
+        for name in without:
             yield f"{name} does not name its labels: they are taken in the order of {named}'s"
+    elif len(without) > 1 < _rows(reference) and "Classification" in str(reference.class_name):
+        yield (
+            f"{' and '.join(without)} do not name their labels, which are taken to be in one "
+            "order; if they are not, give id2label in each config.json"
+        )
+    kinds = {name: c.config.get("problem_type") for name, c in blended.items()}
+    if len({*filter(None, kinds.values())}) > 1:
+        each = ", ".join(f"{kind} in {name}" for name, kind in kinds.items())
+        yield f"problem_type is {each}; the output uses {reference.identity}'s"
 
 
 def label_tensors(checkpoint: Checkpoint) -> Iterable[str]:

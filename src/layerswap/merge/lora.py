@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from layerswap.checkpoint import Checkpoint, LowRank, Place, TensorInfo, atomic_folder, header_bytes
+from layerswap.checkpoint import Checkpoint, LowRank, Place, atomic_folder, header_bytes
 from layerswap.checkpoint.adapted import adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY, saved_name
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm
@@ -28,6 +28,7 @@ from layerswap.compose.blend import Operation
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading
+from layerswap.merge.heads import label_rows, label_tensors
 from layerswap.merge.layout import Shard
 from layerswap.merge.metadata import recorded_source, write_adapter_documents
 from layerswap.merge.plan import Plan
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import PreTrainedModel
 
-    from layerswap.checkpoint.read import Stored
+    from layerswap.checkpoint.read import Floats, Stored
 
 Parts = Sequence[tuple[LowRank, float]]
 """Adapters' deltas of one module, with their weights."""
@@ -136,7 +137,8 @@ class AdapterFormat(FolderFormat):
         size = 4 if _dtype(plan) == "float32" else 2
         modules = (parts for _, parts in adapted_modules(plan))
         count = sum(_rank(plan, parts) * sum(parts[0][0].shape) for parts in modules)
-        return size * (count + sum(parts[0][0].elements for _, parts in saved_tensors(plan)))
+        whole = (plan.experts[parts[0][0]].tensors[name] for name, parts in saved_tensors(plan))
+        return size * (count + sum(info.elements for info in whole))
 
     def facts(self, plan: Plan) -> dict[str, Any]:
         """Ranks and sizes."""
@@ -197,8 +199,8 @@ def _written(plan: Plan, name: str) -> str:
     return adapted(plan.reference).written(name, (adapted(c).adapter for c in plan.used.values()))
 
 
-def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, float]]]]:
-    """Every tensor that the output replaces whole, with its inputs."""
+def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    """Every tensor that the output replaces whole, with its experts and their weights."""
     adapters = {name: adapted(c).adapter for name, c in plan.used.items()}
     changed = {name for c in plan.used.values() for name in c.low_rank}
     for name in dict.fromkeys(name for a in adapters.values() for name in a.saved):
@@ -215,7 +217,15 @@ def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[TensorInfo, floa
                 f"{name!r} is trained whole in one adapter but not in {without[0]}; give the "
                 "base as a local folder to blend it"
             )
-        yield name, [(plan.experts[expert].tensors[name], w) for expert, w in weights]
+        yield name, weights
+
+
+def _read_saved(plan: Plan, expert: str, name: str) -> Floats:
+    """Read a tensor of an adapter, with the rows of its labels in the output's order."""
+    checkpoint = plan.experts[expert]
+    value = widened(read_tensor(checkpoint.tensors[name]), checkpoint.tensors[name].dtype)
+    order = label_rows(checkpoint, plan.reference)
+    return value[order] if order and name in label_tensors(checkpoint) else value
 
 
 def _weights(plan: Plan, name: str) -> list[tuple[str, float]]:
@@ -251,7 +261,7 @@ def write_adapter(folder: Path, plan: Plan) -> None:
             tensors[f"base_model.model.{path}.lora_{kind}"] = narrowed(matrix, dtype)
     whole = dict(saved_tensors(plan))
     for name, inputs in whole.items():
-        read = [widened(read_tensor(info), info.dtype) for info, _ in inputs]
+        read = [_read_saved(plan, expert, name) for expert, _ in inputs]
         value = blend(read, [weight for _, weight in inputs])
         tensors[f"base_model.model.{_in_memory(plan, name)}"] = narrowed(value, dtype)
     for name, tensor in tensors.items():

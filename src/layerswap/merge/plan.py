@@ -145,7 +145,8 @@ class Plan:
     @property
     def terms(self) -> TermBuilder:
         """The builder of the terms of output tensors."""
-        return term_builder(self.experts, self.base, alignment=self.alignment, fishers=self.fishers)
+        first = {**self.used, **self.experts}  # the output's labels have the reference's order
+        return term_builder(first, self.base, alignment=self.alignment, fishers=self.fishers)
 
     @cached_property
     def tensors(self) -> list[OutputTensor]:
