@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -33,7 +33,7 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.utils import logging
 
 from layerswap.checkpoint.classes import TABLE, Table
-from layerswap.checkpoint.names import canonical
+from layerswap.checkpoint.names import canonical, start_of
 from layerswap.checkpoint.places import OUTSIDE, parse_name
 
 TASKS = {
@@ -153,11 +153,41 @@ def renamed(model: Any) -> dict[str, list[str]]:
 
 def stems(model: Any) -> set[str]:
     """What stands before the number of a layer, in memory and on disk, for tensors of layers."""
+    layers = [name for name in both(model) if parse_name(name).layer is not None]
+    return {numberless(name).partition(".#")[0] for name in layers}
+
+
+def both(model: Any) -> set[str]:
+    """The names of all tensors, in memory and on disk."""
     found = {*model.state_dict()}
     with suppress(Exception):
         found |= {*revert_weight_conversion(model, dict(model.state_dict()))}
-    layers = [name for name in found if parse_name(name).layer is not None]
-    return {numberless(name).partition(".#")[0] for name in layers}
+    return found
+
+
+def starts(model: Any) -> set[str]:
+    """The first words of the names of tensors with a place."""
+    owners = OUTSIDE["embedding"] | OUTSIDE["final_norm"] | OUTSIDE["head"]
+    names = {name: parse_name(name) for name in both(model)}
+    placed = [n for n, p in names.items() if p.layer is not None or p.rest[0] in owners]
+    return {*map(start_of, placed)}
+
+
+def accepts(model: Any) -> Callable[[str], bool]:
+    """Whether transformers finds a layer of the model behind a stem, also of older files."""
+    names = [*filter(re.compile(r"(\D|\.0\.)+").fullmatch, model.state_dict())]
+    first = {name: parse_name(name) for name in names}
+    behind = {name[name.index(".0.") :] for name, parsed in first.items() if parsed.layer == 0}
+    mapping = get_model_conversion_mapping(model)
+    plain = [each for each in mapping if isinstance(each, WeightRenaming)]
+    several = [each for each in mapping if isinstance(each, WeightConverter)]
+
+    def finds(stem: str) -> bool:
+        found = (rename_source_key(stem + rest, plain, several, model.base_model_prefix, first)[0]
+                 for rest in behind)  # fmt: skip
+        return any(name in first and first[name].layer == 0 for name in found)
+
+    return finds
 
 
 def core(model: Any, name: str) -> str:
@@ -224,7 +254,8 @@ def table() -> Table:
     names: dict[str, dict[str, list[str]]] = {}
     prefixes, first_words, shared, untied = set(), set(), set(), set()
     differ: dict[str, dict[str, list[str]]] = {}
-    before: dict[str, list[str]] = {}
+    loads: list[tuple[str, Callable[[str], bool]]] = []
+    before, behind = set[str](), dict[str, set[str]]()
     language = {name for listed in LANGUAGE for name in listed.values()}
     labelled = {name for listed in TASKS.values() for name in listed.values()}
     for name, kind, model in facts():
@@ -232,8 +263,10 @@ def table() -> Table:
         if name in language | labelled:
             first_words |= heads(model)
         untied |= {name} if unties(model) else set()
-        for stem in stems(model):
-            before.setdefault(stem, []).append(name)
+        loads.append((name, accepts(model)))
+        before |= stems(model)
+        for start in starts(model):
+            behind.setdefault(start, set()).add(kind)
         ties = {key for key in model.all_tied_weights_keys if key.endswith(".bias")}
         keys = [key for key in model.state_dict() if outside(key)]
         of_kind = names.setdefault(kind, {"": []})
@@ -263,7 +296,10 @@ def table() -> Table:
         "shared": sorted(shared),
         "untied": sorted(untied),
         "renamed": dict(sorted(differ.items())),
-        "layers": {stem: sorted({*names}) for stem, names in sorted(before.items())},
+        "layers": {
+            stem: sorted({name for name, finds in loads if finds(stem)}) for stem in sorted(before)
+        },
+        "starts": {start: sorted(kinds) for start, kinds in sorted(behind.items())},
         "words": words(),
     }
 

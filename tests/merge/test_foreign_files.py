@@ -128,6 +128,7 @@ def test_an_adapter_has_the_names_in_memory(family, tmp_path, bake):
         return name.replace("base_model.model.model.", "base_model.model.model.language_model.")
 
     base = renamed(family["base"], tmp_path / "disk", on_disk)
+    change_config(base, architectures=["OtherForCausalLM"])
     plain, other = {}, {}
     for seed, name in enumerate(("task", "language")):
         plain[name] = write_adapter(tmp_path / f"plain-{name}", family["base"], seed, 4)
@@ -376,6 +377,42 @@ def test_without_transformers_a_missing_setting_is_noted(family, tmp_path, monke
     change_config(language, rope_theta=500000.0, attention_bias=True)
     notes = "\n".join(plan_of(family["task"], language).notes)
     assert "only one of task and language gives attention_bias, rope_theta, and" in notes
+
+
+META = {"self_attn": "attention", "mlp": "feed_forward", "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm"}  # fmt: skip
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "sure"),
+    [
+        (META, True),
+        ({"model.layers": "model.inner.layers"}, True),
+        ({"model.norm.weight": None}, False),
+        ({"model.layers.1.mlp.up_proj.weight": None}, False),
+        ({"mlp.up_proj": "mlp.w3"}, False),
+    ],
+)
+def test_what_transformers_would_fill_at_random(
+    family, tmp_path, monkeypatch, changes, sure, installed
+):
+    def other(name):
+        for old, new in changes.items():
+            name = name.replace(old, new or old)
+        return name
+
+    lost = {name: None for name, new in changes.items() if new is None}
+    task, language = (
+        change_tensors(renamed(family[n], tmp_path / n, other), lost) for n in ("task", "language")
+    )
+    if not installed:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    if installed or sure:
+        found = refusal(plan_of, task, language)
+        assert "of LlamaForCausalLM, which transformers would fill at random" in found
+    else:
+        assert plan_of(task, language).depth == 3
 
 
 def test_templates_in_a_list_are_compared(pair):

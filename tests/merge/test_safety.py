@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from merging import (
+    change_config,
     change_tensors,
     copied,
     refusal,
@@ -111,6 +112,7 @@ def test_a_document_that_changes_after_the_plan(pair, tmp_path):
 def rename(folder, old, new):
     odd = {name.replace(old, new): tensor for name, tensor in tensors_of(folder).items()}
     change_tensors(folder, {**dict.fromkeys(tensors_of(folder)), **odd})
+    change_config(folder, architectures=["OwnModel"])
 
 
 def test_an_unknown_layout_is_never_guessed(pair):

@@ -25,7 +25,9 @@ class Table(TypedDict):
         shared: modules that layers which share keys and values do not have.
         untied: classes that tie no head to the embedding, whatever their configuration says.
         renamed: type of model -> name on disk -> names in memory; `#` is a number.
-        layers: what stands before the number of a layer -> classes, in memory or on disk.
+        layers: what stands before the number of a layer -> classes that load layers from there.
+        starts: first words of the names in layers (behind `#.`), of embeddings, final norms and
+            heads -> types of models.
         words: the words in names of tensors: `owners` directly inside a layer, `inside` below
             them, and `outside` the layers, each by role.
     """
@@ -39,6 +41,7 @@ class Table(TypedDict):
     untied: list[str]
     renamed: dict[str, dict[str, list[str]]]
     layers: dict[str, list[str]]
+    starts: dict[str, list[str]]
     words: dict[str, list[str]]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
-from layerswap.checkpoint.classes import CLASSES
+from layerswap.checkpoint.classes import CLASSES, HEADS
 from layerswap.checkpoint.places import WRAPPERS, parse_name
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted
@@ -64,7 +64,9 @@ PARTS = {
     re.compile(r"_proj_(?:blocks|scales|scale_inv|scale)$"): "_proj",
     re.compile(r"\.([kqv])_scale$"): r".\1_proj.weight",  # of the KV cache
 }
-UNMERGED = re.compile(r"\.(?:lora_(?:embedding_)?[AB]|base_layer|lora_magnitude_vector)(?:\.|$)")
+UNMERGED = re.compile(
+    r"\.(?:lora_(?:embedding_)?[AB]|base_layer|lora_magnitude_vector|modules_to_save)(?:\.|$)"
+)
 
 
 def canonical(name: str) -> str:
@@ -148,6 +150,33 @@ def unwrapped(names: Collection[str], class_name: str | None = None) -> dict[str
 def without_training_words(name: str) -> str:
     """Remove the words that training wrappers add inside a name."""
     return ".".join(word for word in name.split(".") if word not in TRAINING_WORDS)
+
+
+def start_of(name: str) -> str:
+    """The first two words of a tensor's canonical name, behind `#.` in a layer."""
+    parsed = parse_name(canonical(name))
+    words = ["#" if word.isdecimal() else word for word in parsed.rest[:2]]
+    return ".".join(words if parsed.layer is None else ["#", *words])
+
+
+def loads(name: str, config: Mapping[str, Any]) -> bool | None:
+    """True if a class of transformers has tensors called so; None for unknown classes.
+
+    Compares the words before a layer and the first two words in it, not the whole name.
+    """
+    kind, class_name, stack = config.get("model_type"), class_of(config), parse_name(name).stack
+    stems = [f".{stem}" for stem, classes in CLASSES["layers"].items() if class_name in classes]
+    if not stems:
+        return None
+    found = stack is None or any(stem.endswith(f".{stack}") for stem in stems)
+    return found and kind in CLASSES["starts"].get(start_of(name), ())
+
+
+def needed_starts(config: Mapping[str, Any]) -> set[str]:
+    """What `start_of` gives for the tensors that classes of a type have, but for their heads."""
+    listed = CLASSES["starts"].items()
+    kind = config.get("model_type")
+    return {start for start, kinds in listed if kind in kinds and start.split(".")[0] not in HEADS}
 
 
 def _common_prefix(names: Collection[str], class_name: str | None) -> str | None:

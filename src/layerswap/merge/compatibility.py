@@ -12,7 +12,8 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.configuration import encoder_layers
-from layerswap.checkpoint.names import with_text
+from layerswap.checkpoint.loading import missing_tensors
+from layerswap.checkpoint.names import in_layers, loads, needed_starts, start_of, with_text
 from layerswap.checkpoint.places import HEAD, pattern_advice
 from layerswap.checkpoint.read import equal_anywhere, first_floats, same_sample
 from layerswap.checkpoint.remote import RemoteFile
@@ -86,6 +87,36 @@ def check_architecture(checkpoints: Mapping[str, Checkpoint]) -> None:
 def _placed(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
     """The checkpoints with weights here; of a base without, only the configuration is known."""
     return {name: checkpoint for name, checkpoint in checkpoints.items() if checkpoint.places}
+
+
+def check_complete(checkpoint: Checkpoint) -> None:
+    """Refuse weights without some of their class, which transformers would fill at random.
+
+    Names that differ from those of the class are a reason to ask transformers, which takes seconds.
+    """
+    config, needed = checkpoint.config, needed_starts(checkpoint.config)
+    known = {n: loads(n, config) for n, p in checkpoint.places.items() if p.role != "other"}
+    if checkpoint.quantised or not needed or None in known.values():
+        return
+    layers: dict[int | None, set[str]] = {}
+    for name in known:
+        layers.setdefault(checkpoint.places[name].layer, set()).add(start_of(name))
+    kinds = {frozenset(starts) for layer, starts in layers.items() if layer is not None}
+    uneven = any(one < other for one in kinds for other in kinds)
+    if all(known.values()) and not uneven and needed <= set().union(*layers.values()):
+        return
+    missing = missing_tensors(config, {n: i.shape for n, i in checkpoint.tensors.items()})
+    lost = [name for name in missing or () if in_layers(name) or start_of(name) in needed]
+    none = missing is None and not any(known[name] for name in filter(in_layers, known))
+    if lost or none:
+        other = next((name for name, loaded in known.items() if not loaded), None)
+        remedy = f"convert names such as {other!r} to those of transformers" if other else (
+            "export or download the checkpoint again"
+        )  # fmt: skip
+        raise MergeError(
+            f"{checkpoint.source}: lacks {some_tensors(lost) if lost else 'all layers'} of "
+            f"{checkpoint.class_name}, which transformers would fill at random; {remedy}"
+        )
 
 
 def check_tied(composition: Composition, reference: Checkpoint, drop: frozenset[str]) -> None:

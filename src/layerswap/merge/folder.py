@@ -18,6 +18,7 @@ from layerswap.checkpoint.read import FLOAT_CODES, as_torch
 from layerswap.compose.schema import parse_size
 from layerswap.ground.errors import MergeError
 from layerswap.ground.types import counted
+from layerswap.merge.compatibility import check_complete
 from layerswap.merge.layout import (
     OutputTensor,
     Shard,
@@ -65,6 +66,11 @@ class FolderFormat(Format):
         "blend_type": "applies only to GGUF merges; remove it",
     }
     moves_layers = True
+
+    def check(self, plan: Plan) -> None:
+        """Also refuse an output with tensors that transformers would fill at random."""
+        super().check(plan)
+        check_complete(plan.reference)
 
     def shards(self, plan: Plan) -> list[Shard]:
         """The output files, each up to the largest size of a shard."""
