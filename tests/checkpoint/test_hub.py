@@ -218,6 +218,8 @@ def test_neither_pickle_nor_code_is_downloaded(monkeypatch, tmp_path):
         "revision": "v9",
         "allow_patterns": list(ALLOWED_FILES),
     }
-    files = ["a.safetensors", "pytorch_model.bin", "modeling.py", "x.pt", "x.pkl", "config.json"]
-    kept = huggingface_hub.utils.filter_repo_objects(files, allow_patterns=list(ALLOWED_FILES))
-    assert list(kept) == ["a.safetensors", "config.json"]
+    fetch_checkpoint("owner/nothing-here@v9", weights=False)
+    files = ["a.safetensors", "2_Dense/a.safetensors", "x.bin", "x.py", "x.pt", "x.pkl", "a.json"]
+    for allowed, kept in ((ALLOWED_FILES, 3), (asked["allow_patterns"], 2)):
+        found = huggingface_hub.utils.filter_repo_objects(files, allow_patterns=list(allowed))
+        assert list(found) == ["a.safetensors", "2_Dense/a.safetensors", "a.json"][-kept:]

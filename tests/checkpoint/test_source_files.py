@@ -11,7 +11,7 @@ from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.header import MAX_TENSORS, read_header
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS
 from layerswap.ground.errors import CheckpointError
-from layerswap.ground.strict_json import MAX_JSON_BYTES
+from layerswap.ground.strict_json import MAX_JSON_BYTES, read_source
 
 SECRET = "the key of the house"
 BESIDE = [name for name in BESIDE_WEIGHTS if name != "model.safetensors.index.json"]
@@ -62,6 +62,10 @@ def test_links_of_the_hubs_cache(folder, tmp_path, blobs):
     (snapshot / "config.json").rename(blob)
     (snapshot / "config.json").symlink_to(os.path.relpath(blob, snapshot))
     assert open_checkpoint(str(snapshot)).layers == 1
+    (snapshot / "1_Pooling").mkdir()
+    inner = snapshot / "1_Pooling" / "config.json"
+    inner.symlink_to(os.path.relpath(blob, inner.parent))
+    assert read_source(inner) == blob.read_bytes()
     (snapshot / "vocab.txt").symlink_to("../../../secret")
     assert "outside its folder" in refusal(snapshot)
 

@@ -306,28 +306,33 @@ def test_a_language_model_without_its_head_gets_the_other_s(tmp_path):
     assert not any("head" in tensor.name for tensor in ls.soup([body, whole]).tensors)
 
 
-def test_the_modules_of_sentence_transformers_stay(tmp_path):
+def test_the_modules_of_sentence_transformers_stay_whole_or_the_merge_is_refused(tmp_path):
     for name, pooling in (("a", "cls"), ("b", "mean")):
         folder = tmp_path / name
         _save(_xlmr("XLMRobertaModel"), folder, ord(name))
-        (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
-        modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"},
-                   {"path": "../a", "type": "Dense"}]  # fmt: skip
-        (folder / "modules.json").write_text(json.dumps(modules))
-    plan = ls.swap(task=tmp_path / "a", language=tmp_path / "b", outside="task")
-    assert any("language has another 1_Pooling/config.json" in note for note in plan.notes)
+        modules = [{"path": path} for path in ("", "1_Pooling", "mods/dense")]
+        for path, text in (("1_Pooling/config.json", pooling), ("mods/dense/x/w.safetensors", "w"),
+                           ("config_sentence_transformers.json", {"__version__": name}),
+                           ("modules.json", modules)):  # fmt: skip
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(json.dumps(text))
+    given = {"task": tmp_path / "a", "language": tmp_path / "b", "outside": "task"}
+    plan = ls.swap(**given)
+    (note,) = (note for note in plan.notes if "language has another" in note)
+    assert note.startswith("language has another 1_Pooling/config.json; the output has ")
     plan.save(tmp_path / "out")
-    for name in ("modules.json", "1_Pooling/config.json"):
+    for name in ("modules.json", "1_Pooling/config.json", "mods/dense/x/w.safetensors"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
     assert ls.verify(tmp_path / "out").findings == []
     pooling = tmp_path / "out" / "1_Pooling"
-    (pooling / "config.json").write_text("{}")
     (pooling / "more.json").write_text("{}")
-    assert ls.verify(tmp_path / "out").findings == [
-        f"{pooling / 'config.json'}: not as the merge writes it",
-        f"{pooling / 'more.json'}: not a file that the merge writes",
-    ]
+    found = f"{pooling / 'more.json'}: not a file that the merge writes"
+    assert ls.verify(tmp_path / "out").findings == [found]
+    weights = tmp_path / "a" / "mods" / "dense" / "x" / "w.safetensors"
+    pickled = weights.rename(weights.with_name("pytorch_model.bin"))
+    assert refusal(ls.swap, **given).startswith(f"{pickled}: pickled; load ")
+    (tmp_path / "a" / "modules.json").write_text('[{"path": "../b"}]')
+    assert "'../b' leads out of the folder" in refusal(ls.swap, **given)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ from typing import Any
 from layerswap.ground.errors import CheckpointError, MergeError, one_line
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md")
-"""Files to download: weights, configuration, tokenizer and card. Never pickles, never code."""
+ALLOWED_FILES = (
+    "*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "[0-9]_*/*.safetensors"
+)  # fmt: skip
+"""Files to download: weights, configuration, tokenizer and card. Never pickles, never code. The
+last are modules of sentence-transformers, such as `2_Dense`, needed where weights stay remote."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
     "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",

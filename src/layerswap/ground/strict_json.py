@@ -115,8 +115,9 @@ def open_source(path: Path) -> Iterator[int]:
 def _check_link(path: Path) -> None:
     target, home = path.resolve(), path.parent.resolve()
     inside = [home]
-    if home.parent.name == "snapshots":  # blobs of the repository, and those that several share
-        inside += [home.parent.parent / "blobs", home.parent.parent.parent / "blobs"]
+    # Blobs of the repository, and those that several share.
+    snapshots = (folder for folder in home.parents if folder.name == "snapshots")
+    inside += [above / "blobs" for folder in snapshots for above in [*folder.parents][:2]]
     if not any(target.is_relative_to(folder) for folder in inside):
         raise CheckpointError(
             f"{path}: links to {target}, outside its folder; replace the link by a copy"

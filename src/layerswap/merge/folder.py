@@ -27,6 +27,7 @@ from layerswap.merge.layout import (
     write_index,
 )
 from layerswap.merge.metadata import (
+    copied_modules,
     module_notes,
     record,
     tokenizer_folder,
@@ -68,9 +69,10 @@ class FolderFormat(Format):
     moves_layers = True
 
     def check(self, plan: Plan) -> None:
-        """Also refuse an output with tensors that transformers would fill at random."""
+        """Also refuse tensors that transformers would fill at random, and modules as pickles."""
         super().check(plan)
         check_complete(plan.reference)
+        copied_modules(plan)
 
     def shards(self, plan: Plan) -> list[Shard]:
         """The output files, each up to the largest size of a shard."""
@@ -96,7 +98,7 @@ class FolderFormat(Format):
             )
         notes += _dtype_notes(plan)
         notes += tokenizer_notes(plan.sources, plan.tokenizer_owner)
-        notes += module_notes(plan.used, plan.reference)
+        notes += module_notes(plan)
         if plan.alignment is not None:
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
             for name, tokens in plan.alignment.added.items():

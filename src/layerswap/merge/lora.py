@@ -30,7 +30,7 @@ from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading
 from layerswap.merge.heads import label_rows, label_tensors
 from layerswap.merge.layout import Shard
-from layerswap.merge.metadata import recorded_source, write_adapter_documents
+from layerswap.merge.metadata import copied_modules, recorded_source, write_adapter_documents
 from layerswap.merge.plan import Plan
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD, MergeOptions
@@ -124,6 +124,7 @@ class AdapterFormat(FolderFormat):
 
     def check(self, plan: Plan) -> None:
         """Refuse merge methods, because their results are not low-rank deltas."""
+        copied_modules(plan)
         for where in plan.composition.blends.values():
             for member in where.members:
                 if isinstance(member, Operation):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,10 @@ from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import draw
 from layerswap.ground import system
 from layerswap.ground.commit import write_json
-from layerswap.ground.errors import LayerswapError, visible
-from layerswap.ground.strict_json import open_source, read_source
+from layerswap.ground.errors import CheckpointError, LayerswapError, visible
+from layerswap.ground.strict_json import open_source, quoted, read_source
 from layerswap.ground.yaml_file import dump_yaml, parse_yaml
-from layerswap.merge.heads import MODULES
+from layerswap.merge.heads import MODULES, embeds
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import RAW_FILES, add_tokens
@@ -42,11 +43,10 @@ and the first group only from the source of the tokenizer, or its base if that i
 The base is the last source. Code (`*.py`) is never copied."""
 LOST_TO_RANK = "largest_share_lost_to_rank"
 """The key of an adapter's record for the largest error of cutting ranks."""
-MODULE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_bert_config.json")
-MODULE_FORMS = ("*.json", "*.safetensors")
-MODULE_FOLDER = re.compile(r"\w[\w-]*")
-"""Names of the folders of modules of sentence-transformers, such as `1_Pooling`; others could point
-elsewhere."""
+MODULE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_*_config.json")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+CODE = (".py", ".pyc")
+VERSIONS = re.compile(rb'"__version__":\s*(\{[^}]*\}|"[^"]*")')
 LONGEST_FRONT = 1 << 16
 """Most bytes of a card that are read."""
 
@@ -72,9 +72,7 @@ def write_configuration(folder: Path, plan: Plan) -> None:
     write_json(folder / CONFIG, _config(plan))
     for group in COPIED:
         _copy_first(folder, plan, group)
-    for name, content in _modules(plan.reference.folder).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
+    _write_modules(folder, plan)
     if plan.alignment is not None and plan.alignment.added:
         add_tokens(folder, plan.alignment, plan.experts)
 
@@ -82,6 +80,7 @@ def write_configuration(folder: Path, plan: Plan) -> None:
 def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter."""
     _copy_first(folder, plan, TOKENIZER_FILES)
+    _write_modules(folder, plan)
     (folder / "README.md").write_bytes(model_card(plan, library="peft").encode())
     write_json(folder / RECORD, {**record(plan), LOST_TO_RANK: lost})
 
@@ -280,6 +279,12 @@ def copy_document(source: Path, target: Path) -> None:
     target.write_bytes(read_source(source))  # not through a link that was planted meanwhile
 
 
+def _write_modules(folder: Path, plan: Plan) -> None:
+    for name, file in copied_modules(plan).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(read_source(file))
+
+
 def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     """The files of this group in the first source that has one of them.
 
@@ -298,30 +303,75 @@ def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     return [*(f for f in files if f.name not in {f.name for f in alone}), *alone]
 
 
-def _modules(folder: Path) -> dict[str, bytes]:
-    """Read the files of sentence-transformers' modules in a folder, by their paths in it."""
-    path = folder / MODULES
-    if not path.is_file():
-        return {}
-    modules = parse_json(read_source(path), str(path))
-    paths = (
-        [m.get("path") for m in modules if isinstance(m, dict)] if isinstance(modules, list) else []
-    )
-    folders = [folder / p for p in paths if isinstance(p, str) and MODULE_FOLDER.fullmatch(p)]
-    files = [folder / name for name in MODULE_FILES]
-    files += [f for d in folders for form in MODULE_FORMS for f in sorted(d.glob(form))]
-    return {f.relative_to(folder).as_posix(): read_source(f) for f in files if f.is_file()}
+def copied_modules(plan: Plan) -> dict[str, Path]:
+    """The files of sentence-transformers' modules to copy, by their paths in the output.
+
+    Raises:
+        CheckpointError: a module is pickled, or lies outside its folder.
+    """
+    owner = _owner(plan)
+    files = module_files(owner.folder)
+    for file in files.values():
+        if file.suffix in PICKLES:
+            raise CheckpointError(
+                f"{file}: pickled; load {owner.identity} with sentence-transformers and save it "
+                "again"
+            )
+    return files
 
 
-def module_notes(checkpoints: Mapping[str, Checkpoint], reference: Checkpoint) -> list[str]:
+def _owner(plan: Plan) -> Checkpoint:
+    """The checkpoint that gives the modules: the first expert, or an adapter's base."""
+    first, base = plan.reference, plan.base
+    bare = first.needs_base and not embeds(first) and plan.format.name != "adapter"
+    return base if base and bare else first
+
+
+def module_files(folder: Path) -> dict[str, Path]:
+    """The files of sentence-transformers' modules in a folder, by their paths in it.
+
+    Code is left out, and so are pickles beside safetensors.
+    """
+    files = [file for form in MODULE_FILES for file in sorted(folder.glob(form))]
+    home, path = folder.resolve(), folder / MODULES
+    modules = parse_json(read_source(path), str(path)) if path.is_file() else []
+    for module in modules if isinstance(modules, list) else []:
+        given = module.get("path") if isinstance(module, dict) else None
+        inner = folder / os.path.normpath(str(given or "."))
+        if not inner.resolve().is_relative_to(home):
+            raise CheckpointError(
+                f"{path}: {quoted(given)} leads out of the folder; move the module into it"
+            )
+        if inner.resolve() != home:
+            files += sorted(file for file in inner.rglob("*") if not file.is_dir())
+    named = {file.relative_to(folder).as_posix(): file for file in files}
+    safe = {file.parent for file in files if file.suffix == ".safetensors"}
+    return {
+        name: file
+        for name, file in named.items()
+        if not (file.suffix in CODE or "/." in name)
+        and not (file.suffix in PICKLES and file.parent in safe)
+    }
+
+
+def module_notes(plan: Plan) -> list[str]:
     """Note experts whose modules differ from the output's."""
-    own, notes = _modules(reference.folder), []
-    for name, checkpoint in checkpoints.items():
-        theirs = _modules(checkpoint.folder)
-        differ = next((file for file in theirs if theirs[file] != own.get(file)), None)
-        if differ is not None:
-            notes.append(f"{name} has another {differ}; the output has {reference.identity}'s")
+    own, owner, notes = copied_modules(plan), _owner(plan).identity, []
+    for name, checkpoint in plan.used.items():
+        theirs = module_files(checkpoint.folder)
+        if theirs and not own:
+            notes.append(f"{name} has modules of sentence-transformers; the output has none")
+        elif theirs:
+            both = {file: (own.get(file), theirs.get(file)) for file in {**own, **theirs}}
+            differ = (f for f, pair in both.items() if len({*map(_unversioned, pair)}) > 1)
+            if (file := next(differ, None)) is not None:
+                notes.append(f"{name} has another {file}; the output has {owner}'s")
     return notes
+
+
+def _unversioned(file: Path | None) -> bytes | None:
+    """Read a file without the versions of the libraries that wrote it."""
+    return VERSIONS.sub(b"", read_source(file)) if file else None
 
 
 def _config(plan: Plan) -> dict[str, Any]:
