@@ -190,23 +190,6 @@ def test_an_adapter_of_a_classifier_and_one_of_a_language_model(family, tmp_path
     assert not loading["missing_keys"]
 
 
-def test_an_adapter_of_a_bare_encoder_gets_the_names_of_the_classifier_s(tmp_path):
-    base = tmp_path / "base"
-    _xlmr("XLMRobertaForMaskedLM").save_pretrained(base)
-    classes, targets = tf.AutoModelForSequenceClassification, {"target_modules": ["query"]}
-    task = _adapter(
-        tmp_path / "t", classes.from_pretrained(base), base, 1, task_type="SEQ_CLS", **targets
-    )
-    bare = tf.AutoModel.from_pretrained(base)
-    language = _adapter(tmp_path / "l", bare, base, 2, **targets)
-    ls.swap(task=task, language=language, bottom=1, top=0, outside="task").save(tmp_path / "out")
-    loaded = PeftModel.from_pretrained(classes.from_pretrained(base), tmp_path / "out")
-    query = loaded.base_model.model.roberta.encoder.layer[0].attention.self.query
-    theirs = PeftModel.from_pretrained(tf.AutoModel.from_pretrained(base), language)
-    want = theirs.base_model.model.encoder.layer[0].attention.self.query
-    torch.testing.assert_close(query.get_delta_weight("default"), want.get_delta_weight("default"))
-
-
 def test_the_pooler_and_the_labels_that_peft_did_not_save(tmp_path):
     base = tmp_path / "base"
     tf.BertForMaskedLM(tf.BertConfig(**SMALL)).save_pretrained(base)
@@ -394,22 +377,45 @@ def test_an_adapter_over_a_base_with_other_words_on_disk(tmp_path):
         assert not torch.equal(merged[name], tensors_of(base)[name])
 
 
-def test_adapters_trained_in_two_classes_are_written_in_one(tmp_path):
-    """PEFT loads all modules of the output."""
-    base = tmp_path / "base"
-    torch.manual_seed(0)
-    tf.LlamaForCausalLM(tiny_llama()).save_pretrained(base)
-    task = _adapter(
-        tmp_path / "t", tf.LlamaForCausalLM.from_pretrained(base), base, 1,
-        target_modules=["q_proj"], task_type="CAUSAL_LM",
-    )  # fmt: skip
-    language = _adapter(
-        tmp_path / "l", tf.LlamaModel.from_pretrained(base), base, 2, target_modules=["v_proj"]
+@pytest.mark.parametrize(
+    ("task", "classes", "mapped"),
+    [("CAUSAL_LM", ["LlamaForCausalLM", "LlamaModel"], None),
+     ("FEATURE_EXTRACTION", ["LlamaModel", "LlamaForCausalLM"], None),
+     ("SEQ_CLS", ["XLMRobertaForSequenceClassification", "XLMRobertaModel"], None),
+     ("CAUSAL_LM", ["LlamaModel", "LlamaModel"], None),
+     (None, ["LlamaModel", "LlamaModel"], {"base_model_class": "MistralModel"})],
+)  # fmt: skip
+def test_a_merged_adapter_has_the_names_of_the_class_that_opens_it(
+    task, classes, mapped, tmp_path, monkeypatch
+):
+    base, experts = tmp_path / "base", [tmp_path / "t", tmp_path / "l"]
+    llama = "Llama" in classes[0]
+    model = tf.LlamaForCausalLM(tiny_llama()) if llama else _xlmr("XLMRobertaForMaskedLM")
+    model.save_pretrained(base)
+    for folder, name, target in zip(experts, classes, "qv", strict=True):
+        targets = [f"{target}_proj" if llama else {"q": "query", "v": "value"}[target]]
+        kind = task if name.endswith("Classification") else None
+        model = getattr(tf, name).from_pretrained(base)
+        _adapter(folder, model, base, 1, target_modules=targets, task_type=kind)
+        change_config(folder, file="adapter_config.json", task_type=task, auto_mapping=mapped)
+    ls.soup(experts).save(tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "out")
+    exec(Path("README.md").read_text().split("```python\n")[1].split("```")[0], card := {})
+    loaded = dict(card["model"].named_parameters())
+    stored = load_file("adapter_model.safetensors")
+    names = [name for name in stored if ".lora_" in name]
+    assert len(names) == 2 * 2 * 4
+    for name in names:
+        assert torch.equal(loaded[name.replace(".weight", ".default.weight")], stored[name])
+    mapped = json.loads(Path("adapter_config.json").read_text())["auto_mapping"]
+    assert mapped == (
+        None
+        if task
+        else {
+            "base_model_class": "LlamaForCausalLM",
+            "parent_library": tf.LlamaForCausalLM.__module__,
+        }
     )
-    ls.soup([task, language]).save(tmp_path / "out")
-    stored = load_file(tmp_path / "out" / "adapter_model.safetensors")
-    assert {name.partition("layers.")[0] for name in stored} == {"base_model.model.model."}
-    assert len(stored) == 2 * 2 * 4
 
 
 def test_a_dtype_keeps_what_is_float32_in_a_model_of_16_bits(tmp_path):

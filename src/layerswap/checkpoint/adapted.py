@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
-from layerswap.checkpoint.adapter import MERGE_FIRST, Adapter, LowRank, match_tensors, read_adapter
+from layerswap.checkpoint.adapter import (
+    MERGE_FIRST,
+    Adapter,
+    LowRank,
+    match_tensors,
+    read_adapter,
+    saved_name,
+)
 from layerswap.checkpoint.checkpoint import CONV1D_TYPES, Checkpoint
 from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.given import CONFIG, Given, fetch_checkpoint, is_adapter
 from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.loading import missing_tensors
+from layerswap.checkpoint.loading import missing_tensors, opened_classes
 from layerswap.checkpoint.names import (
     canonical,
     class_for,
@@ -113,19 +120,40 @@ class AdaptedModel(Checkpoint):
             low_rank=low_rank, ignored=base.ignored, notes=(*self.notes, *notes, *lost),
         )  # fmt: skip
 
-    def written(self, name: str, adapters: Iterable[Adapter]) -> str:
-        """Return a weight's name in memory for an output of merged adapters.
+    def merged(
+        self, adapters: Collection[AdaptedModel]
+    ) -> tuple[dict[str, Any], Mapping[str, str]]:
+        """Return the configuration of an output of merged adapters, and the names for its class.
 
-        Adapters of several classes, such as a multimodal model and its text model, get the names of
-        the base's class, in which PEFT loads the output.
+        The configuration decides which class of the base PEFT opens. Most adapters have the names
+        of their base, and no names are returned. For others transformers is asked; the first class
+        with this adapter's names goes before others. The names are by their canonical forms.
         """
-        classes = {wrappers_of(next(filter(in_layers, a.modules), "")) for a in adapters}
-        return name if len(classes) < 2 else self._in_memory.get(canonical(name), name)
+        config = dict(self.adapter.config)
+        if all(adapter._wrappers[0] == adapter._wrappers[1] for adapter in adapters):
+            return config, {}
+        classes = opened_classes(self.config, config)
+        if not classes and len({adapter._wrappers[1] for adapter in adapters}) > 1:
+            raise CheckpointError(
+                "the adapters are of several classes, and transformers is not installed or does "
+                "not know them: ask for full weights with `bake: true` (--bake)"
+            )
+        own = {f"{path}.weight" for path in self.adapter.modules if in_layers(path)}
+        found = [each for each in classes if own <= {*each[2].values()}] or classes
+        for name, module, names in found[:1]:
+            if not config.get("task_type"):
+                config["auto_mapping"] = {"base_model_class": name, "parent_library": module}
+            return config, names
+        return config, {}
 
     @cached_property
-    def _in_memory(self) -> Mapping[str, str]:
-        """Names in memory by their canonical forms; empty if transformers does not know them."""
-        return {canonical(name): name for name in missing_tensors(self.config, {}) or ()}
+    def _wrappers(self) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+        """The words before the base's layers, if it has tensors, and before the adapter's."""
+        name = next(filter(in_layers, self.low_rank), None)
+        if name is None:
+            return (), ()
+        stored = wrappers_of(name) if name in self.tensors else None
+        return stored, wrappers_of(saved_name(self.low_rank[name].a.name))
 
     @property
     def own(self) -> Mapping[str, TensorInfo]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.header import is_gguf
+from layerswap.checkpoint.names import canonical, class_of
 from layerswap.checkpoint.read import FLOAT_NAMES
 from layerswap.ground.errors import CheckpointError, EvaluationError, LayerswapError
 from layerswap.versions import install
@@ -33,6 +34,16 @@ and runs its code."""
 CHOICES = ("attn_implementation", "experts_implementation")
 SPELLINGS = {name for choice in CHOICES for name in (choice, f"_{choice}", f"_{choice}_internal")}
 """Names of `CHOICES` in files of configurations, and in the attributes of their classes."""
+
+PEFT_TASKS = {
+    "CAUSAL_LM": ("CausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    "SEQ_2_SEQ_LM": ("Seq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"),
+    "SEQ_CLS": ("SequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING"),
+    "TOKEN_CLS": ("TokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING"),
+    "QUESTION_ANS": ("QuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING"),
+    "FEATURE_EXTRACTION": ("FeatureExtraction", "MODEL_MAPPING"),
+}
+"""For each `task_type`, the end of PEFT's Auto class, and the classes that it opens."""
 
 
 def pick_device(device: str | None) -> str:
@@ -278,6 +289,34 @@ def missing_tensors(
         _, loading = load_weights(known, empty, device="meta")
         return {str(name) for name in loading["missing_keys"]}
     return None
+
+
+def opened_classes(
+    config: Mapping[str, Any], adapter: Mapping[str, Any]
+) -> list[tuple[str, str, dict[str, str]]]:
+    """Return classes that may open an adapter over a base: name, module, names of tensors.
+
+    First the class of PEFT's `task_type` or `auto_mapping`, if it fits the base; then the base's.
+    Canonical names map to those of the class. Empty if transformers is not installed.
+    """
+    classes = []
+    with suppress(Exception):  # odd configurations: no common class
+        import transformers
+
+        kind, task = type(_own_config(config)), PEFT_TASKS.get(str(adapter.get("task_type")))
+        named = (adapter.get("auto_mapping") or {}).get("base_model_class")
+        given = getattr(transformers, str(named), None)
+        if task is not None:
+            given = getattr(transformers, task[1]).get(kind, None)
+        elif getattr(given, "config_class", None) is not kind:
+            given = None
+        given = given[0] if isinstance(given, tuple) else given
+        for name in filter(None, (getattr(given, "__name__", None), class_of(config))):
+            tensors = missing_tensors({**config, "architectures": [name]}, {})
+            if tensors:
+                module = getattr(transformers, name).__module__
+                classes.append((name, module, {canonical(tensor): tensor for tensor in tensors}))
+    return classes
 
 
 def load_adapter(model: PreTrainedModel, folder: PathLike) -> PreTrainedModel:

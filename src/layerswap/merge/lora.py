@@ -14,7 +14,7 @@ from layerswap.checkpoint import Checkpoint, LowRank, Place, atomic_folder, head
 from layerswap.checkpoint.adapted import adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, KEY, saved_name
 from layerswap.checkpoint.loading import load_adapter, load_causal_lm
-from layerswap.checkpoint.names import in_layers, without_training_words
+from layerswap.checkpoint.names import canonical, in_layers, without_training_words
 from layerswap.checkpoint.read import (
     FLOAT_NAMES,
     is_finite,
@@ -178,7 +178,7 @@ def ranks_of(plan: Plan) -> list[int]:
 
 
 def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
-    """Every module that the output adapts, by its path in the model, with its deltas."""
+    """Every module that the output adapts, by a path in an adapter, with its deltas."""
     for name in dict.fromkeys(name for c in plan.used.values() for name in c.low_rank):
         parts = [
             (plan.experts[expert].low_rank[name], weight)
@@ -186,18 +186,9 @@ def adapted_modules(plan: Plan) -> Iterator[tuple[str, Parts]]:
             if name in plan.experts[expert].low_rank
         ]
         if parts:
-            yield _module(plan, parts[0][0]), parts
-
-
-def _module(plan: Plan, low: LowRank) -> str:
-    """Return a module's path in memory."""
-    match = KEY.fullmatch(without_training_words(low.a.name))
-    assert match is not None, "the adapter reader let another name through"
-    return _written(plan, f"{match['module']}.weight").removesuffix(".weight")
-
-
-def _written(plan: Plan, name: str) -> str:
-    return adapted(plan.reference).written(name, (adapted(c).adapter for c in plan.used.values()))
+            match = KEY.fullmatch(without_training_words(parts[0][0].a.name))
+            assert match is not None, "the adapter reader let another name through"
+            yield match["module"], parts
 
 
 def saved_tensors(plan: Plan) -> Iterator[tuple[str, list[tuple[str, float]]]]:
@@ -252,7 +243,10 @@ def write_adapter(folder: Path, plan: Plan) -> None:
     tensors: dict[str, Stored] = {}
     ranks: dict[str, int] = {}
     lost: dict[str, float] = {}
-    for path, parts in adapted_modules(plan):
+    config, names = adapted(plan.reference).merged([*map(adapted, plan.used.values())])
+    for module, parts in adapted_modules(plan):
+        own = f"{module}.weight"
+        path = names.get(canonical(own), own).removesuffix(".weight")
         factors, embedding = concatenate(parts), ".lora_embedding_" in parts[0][0].a.name
         if plan.recipe.rank is not None:
             factors = truncate(factors, plan.recipe.rank)
@@ -260,17 +254,17 @@ def write_adapter(folder: Path, plan: Plan) -> None:
         for side, matrix in (("A", factors.a), ("B", factors.b)):
             kind = "embedding_" + side if embedding else f"{side}.weight"
             tensors[f"base_model.model.{path}.lora_{kind}"] = narrowed(matrix, dtype)
-    whole = dict(saved_tensors(plan))
+    saved = {_in_memory(plan, name): inputs for name, inputs in saved_tensors(plan)}
+    whole = {names.get(canonical(name), name): inputs for name, inputs in saved.items()}
     for name, inputs in whole.items():
         read = [_read_saved(plan, expert, name) for expert, _ in inputs]
         value = blend(read, [weight for _, weight in inputs])
-        tensors[f"base_model.model.{_in_memory(plan, name)}"] = narrowed(value, dtype)
+        tensors[f"base_model.model.{name}"] = narrowed(value, dtype)
     for name, tensor in tensors.items():
         if not is_finite(tensor, dtype):
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
     _write_weights(folder / ADAPTER_WEIGHTS, tensors, dtype)
-    memory = [_in_memory(plan, name) for name in whole]
-    write_json(folder / ADAPTER_CONFIG, _config(plan, ranks, memory))
+    write_json(folder / ADAPTER_CONFIG, {**config, **_config(plan, ranks, [*whole])})
     write_adapter_documents(folder, plan, max(lost.values(), default=0.0))
 
 
@@ -288,7 +282,7 @@ def _write_weights(path: Path, tensors: Mapping[str, Stored], dtype: str) -> Non
 def _in_memory(plan: Plan, name: str) -> str:
     """The name in memory of a tensor that is saved whole; on disk it may have another prefix."""
     saved = (adapted(c).adapter.saved for c in plan.used.values())
-    return _written(plan, next(saved_name(each[name].name) for each in saved if name in each))
+    return next(saved_name(each[name].name) for each in saved if name in each)
 
 
 def _saved_modules(plan: Plan, names: list[str]) -> list[str]:
@@ -305,14 +299,13 @@ def _saved_modules(plan: Plan, names: list[str]) -> list[str]:
 
 
 def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
-    """`adapter_config.json`, with alpha equal to the rank, so that every scaling is 1."""
+    """What a merge sets in the configuration; alpha is the rank, so that every scaling is 1."""
     assert plan.base is not None
     # Readers without patterns (vLLM) take r as the largest rank, and alpha / r as 1.
     most = max(ranks.values(), default=1)
     usual = Counter(ranks.values())
     patterns = {path: rank for path, rank in ranks.items() if len(usual) > 1 and rank != most}
     return {
-        **adapted(plan.reference).adapter.config,
         # As in the record, from which `verify` writes it again.
         "base_model_name_or_path": recorded_source(plan.base),
         "revision": plan.base.revision,

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint, fingerprints, parse_json, read_json_object
+from layerswap.checkpoint.adapted import adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
-from layerswap.checkpoint.loading import IMPLEMENTATIONS, SPELLINGS
+from layerswap.checkpoint.loading import IMPLEMENTATIONS, PEFT_TASKS, SPELLINGS
 from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
 from layerswap.compose import draw
@@ -194,6 +195,8 @@ def _auto_class(model: Checkpoint) -> str:
 def _load_adapter(auto: str, model: Checkpoint) -> str:
     """Python code that loads an adapter."""
     name = NOT_OF_PEFT.sub("", auto.replace("Auto", "AutoPeft"))
+    if task := PEFT_TASKS.get(str(adapted(model).adapter.config.get("task_type"))):
+        name = f"AutoPeftModelFor{task[0]}"
     labels = model.config.get("id2label") if model.labelled else None
     count = f", num_labels={len(labels)}" if labels else ""
     return f"""\
