@@ -21,6 +21,7 @@ from layerswap.checkpoint.header import (
     EMPTY,
     MAX_ELEMENTS,
     MAX_TENSORS,
+    TABLES,
     TensorInfo,
     byte_length,
     check_span,
@@ -34,13 +35,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
 """Alignment of the tensors in bytes, unless `general.alignment` says otherwise."""
-TYPES: dict[int, str] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
-    10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
-    35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
-}  # fmt: skip
+TYPES: dict[int, str] = {number: name for name, number in TABLES["gguf"].items()}
 """Types of tensors, by their number in a file."""
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -194,14 +189,13 @@ def gguf_header_bytes(
     Each tensor has name, type and shape, in the order of the tensors' bytes. Returns the header,
     the absolute offset of each tensor, and the length of the file, in bytes.
     """
-    numbers = {name: number for number, name in TYPES.items()}
     listed = [
         _text(key) + struct.pack("<I", value_type) + value for key, value_type, value in entries
     ]
     infos, offsets, position = [], [], 0
     for name, dtype, shape in tensors:
         sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-        infos.append(_text(name) + sizes + struct.pack("<IQ", numbers[dtype], position))
+        infos.append(_text(name) + sizes + struct.pack("<IQ", TABLES["gguf"][dtype], position))
         offsets.append(position)
         position += padded(byte_length(dtype, shape), alignment)
     counts = struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(listed))

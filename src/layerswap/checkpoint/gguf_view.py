@@ -8,10 +8,12 @@ tensors are read.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.checkpoint.checkpoint import Checkpoint
@@ -36,39 +38,10 @@ class Family:
     shifted: bool = False
 
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", "rotary"),
-    "mistral": Family("llama", "rotary"),
-    "mixtral": Family("llama", "rotary"),
-    "granite": Family("granite", "rotary"),
-    "smollm3": Family("smollm3", "rotary"),
-    "qwen2": Family("qwen2"),
-    "qwen2_moe": Family("qwen2moe"),
-    "qwen3": Family("qwen3"),
-    "qwen3_moe": Family("qwen3moe"),
-    "gemma": Family("gemma", shifted=True),
-    "gemma2": Family("gemma2", shifted=True),
-    "gemma3_text": Family("gemma3", shifted=True),
-    "phi3": Family("phi3"),
-    "falcon": Family("falcon", "groups"),
-    "bloom": Family("bloom", "heads"),
-    "gpt_neox": Family("gptneox", "heads"),
-    "cohere": Family("command-r"),
-    "cohere2": Family("cohere2"),
-    "olmo2": Family("olmo2"),
-    "starcoder2": Family("starcoder2"),
-    "stablelm": Family("stablelm"),
-    "nemotron": Family("nemotron", shifted=True),
-}
-SETTINGS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "rope_theta": "rope.freq_base",
-}
+_TABLES = json.loads(Path(__file__).with_name("gguf_families.json").read_text("utf-8"))
+FAMILIES = {kind: Family(**family) for kind, family in _TABLES["families"].items()}
+"""By the `model_type` of transformers."""
+SETTINGS: Mapping[str, str] = _TABLES["settings"]
 """Settings of `config.json`, with their keys in a GGUF header."""
 NOT_OF_TRANSFORMERS = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|.*rot_embd.*")
 """Tensors that transformers computes from its configuration."""

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -25,26 +26,13 @@ from layerswap.ground.strict_json import (
     quoted,
 )
 
-DTYPE_BITS: dict[str, int] = {
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-    "BOOL": 8, "U8": 8, "I8": 8,
-    "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32,
-    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
+TABLES = json.loads(Path(__file__).with_name("dtypes.json").read_text("utf-8"))
+DTYPE_BITS: dict[str, int] = TABLES["bits"]
 """Bits of one element, for every dtype of the safetensors format."""
 
-BLOCKS: dict[str, tuple[int, int]] = {
-    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24),
-    "Q8_0": (32, 34), "Q8_1": (32, 40),
-    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176),
-    "Q6_K": (256, 210), "Q8_K": (256, 292),
-    "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98), "IQ1_S": (256, 50),
-    "IQ4_NL": (32, 18), "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136),
-    "IQ1_M": (256, 56),
-    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36),
-}  # fmt: skip
+BLOCKS: dict[str, tuple[int, int]] = {n: tuple(block) for n, block in TABLES["blocks"].items()}
+    name: (n, size) for name, (n, size) in TABLES["blocks"].items()
+}
 """Elements and bytes of one block, for every quantised type of the GGUF format."""
 
 EMPTY = "has 0 bytes, as an interrupted download leaves it; download it again"

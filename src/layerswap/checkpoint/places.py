@@ -12,7 +12,7 @@ layers there is no stack and no layer, and `OUTSIDE` gives the role of the owner
 
 To add a family: add it to `tests/helpers/families.py`, which has transformers' models of every
 family, and run `python -m research.classes`, which writes the words of their layers into
-`classes.json`. Names outside the layers that are reported as unknown are put into their row here.
+`classes.json`. Names outside the layers that are reported as unknown are put into `places.json`.
 `tests/checkpoint/test_places.py` compares the places with the modules of the models. Unknown words
 stay unknown on purpose: `q_proj.weight_scale`, for example, must not be averaged as if it were a
 weight.
@@ -20,120 +20,50 @@ weight.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from layerswap.checkpoint.classes import CLASSES, HEADS, PREFIXES
 from layerswap.ground.errors import CheckpointError, RecipeError
 
-
-def _words(*rows: str) -> frozenset[str]:
-    return frozenset(word for row in rows for word in row.split())
-
-
-def _known(part: str, *rows: str) -> frozenset[str]:
-    """The words of transformers' families and of GGUF, with those of other files."""
-    return _words(*rows).union(CLASSES["words"][part])
+_TABLE: Mapping[str, Mapping[str, str]] = json.loads(
+    Path(__file__).with_name("places.json").read_text("utf-8")
+)
+"""Part of a name -> family, format or reason -> words, besides those of `classes.json`."""
 
 
-# Modules that only hold the layers. `encoder` is not here: an encoder-decoder has both.
-WRAPPERS = PREFIXES | _words("model text_model decoder")
+def _words(part: str) -> frozenset[str]:
+    return frozenset(" ".join(_TABLE.get(part, {}).values()).split()).union(
+        CLASSES["words"].get(part, ())
+    )
 
-# The wrapper of the layers in a multimodal model.
+
+WRAPPERS = PREFIXES | _words("wrappers")
 LANGUAGE = "language_model"
-
-# The list of layers: most families; GPT-2, Falcon and BLOOM; MPT; GGUF; BERT; T5.
-STACKS = _words("layers h blocks blk layer block")
-
-# Directly inside a layer: role -> modules and parameters with that role.
-OWNERS: Mapping[str, frozenset[str]] = {
-    "attention": _known("owners/attention"),
-    "mlp": _known("owners/mlp", "exp_probs_b"),  # GGUF
-    "norm": _known(
-        "owners/norm",
-        "attention_norm",  # Meta
-        "attn_norm_2 post_attention_norm post_ffw_norm",  # GGUF
-    ),
-    "other": _known("owners/other"),
-}
-
-# In an mlp, parameters that choose the experts and weigh them; their role is `router`.
-ROUTERS = _words(
-    "router gate wg shared_expert_gate",
-    "e_score_correction_bias expert_bias moe_statics",  # load balancing
-    "ffn_gate_inp ffn_gate_inp_shexp exp_probs_b",  # GGUF
-)
-
-# Modules that several layers share (Zamba, Zamba2): stored in one layer, without belonging to it.
-SHARED = _words("shared_transf shared_transformer")
-
-# Below an owner: role -> words that may follow, besides numbers (experts, per-head norms) and
-# numbered experts (`expert_3`: NLLB-MoE, Switch).
-_LEAVES = ("weight", "bias", "gamma", "beta")  # the last two: BERT's oldest files
-INSIDE: Mapping[str, frozenset[str]] = {
-    "attention": _known(
-        "inside/attention",
-        *_LEAVES,
-        "wq wk wv wo",  # Meta
-        "rotary_emb inv_freq masked_bias causal_mask",  # buffers in old checkpoints
-    ),
-    "mlp": _known("inside/mlp", *_LEAVES, *ROUTERS),
-    "norm": _known("inside/norm", *_LEAVES),
-    "other": _known("inside/other", *_LEAVES),
-}
-
-# Outside the layers: role -> modules and parameters.
-OUTSIDE: Mapping[str, frozenset[str]] = {
-    "embedding": _known(
-        "outside/embedding",
-        "tok_embeddings",  # Meta
-        "token_embd token_embd_norm position_embd",  # GGUF
-        "shared layernorm_embedding embeddings_project",  # BART, T5; ELECTRA
-        "embedding_hidden_mapping_in",  # RemBERT
-    ),
-    "head": HEADS
-    | _words(
-        "project_out",  # OPT: the first factor of a factorised head
-        "pooler",  # BERT: reads the first token for the head
-    ),
-    "final_norm": _known("outside/final_norm", "output_norm"),  # GGUF
-    "other": _known(
-        "outside/other",
-        "audio_tower embed_audio",
-        "rope rotary_emb version",  # buffers
-        "conv1 conv2 conv",  # Whisper; Speech2Text
-        "rel_embeddings relative_attention_bias LayerNorm",  # DeBERTa; MPNet
-        "rope_freqs rope_factors_long rope_factors_short",  # GGUF
-    ),
-}
-
-OUTSIDE_LEAVES = _known(
-    "outside/leaves",
-    *_LEAVES,
-    "weights",  # XGLM's sinusoidal position table in old checkpoints
-    "position_ids",  # a buffer
-)
-
-# The papers' names (Llama's as Meta wrote them): role -> name -> last modules of names.
-ALIASES: Mapping[str, Mapping[str, frozenset[str]]] = {
-    "attention": {
-        "wq": _words("q_proj wq"),
-        "wk": _words("k_proj wk"),
-        "wv": _words("v_proj wv"),
-        "wo": _words("o_proj out_proj dense c_proj wo"),
-    },
-    "mlp": {
-        "w1": _words("gate_proj c_fc fc1 fc_in dense_h_to_4h w1"),
-        "w2": _words("down_proj c_proj fc2 fc_out dense_4h_to_h w2"),
-        "w3": _words("up_proj w3"),
-    },
-}
-
+"""The wrapper of the layers in a multimodal model."""
+STACKS = _words("stacks")
+ROUTERS = _words("routers")
+"""In an mlp, parameters that choose the experts and weigh them; their role is `router`."""
+SHARED = _words("shared")
+"""Modules that several layers share: stored in one layer, without belonging to it."""
+_LEAVES = _words("leaves")
+OWNERS = {role: _words(f"owners/{role}") for role in ("attention", "mlp", "norm", "other")}
+"""Directly inside a layer: role -> modules and parameters with that role."""
+INSIDE = {role: _words(f"inside/{role}") | _LEAVES for role in OWNERS}
+"""Below an owner: role -> words that may follow, besides numbers (experts, per-head norms) and
+numbered experts (`expert_3`: NLLB-MoE, Switch)."""
+INSIDE["mlp"] |= ROUTERS
+OUTSIDE = {r: _words(f"outside/{r}") for r in ("embedding", "head", "final_norm", "other")}
+"""Outside the layers: role -> modules and parameters."""
+OUTSIDE["head"] |= HEADS
+OUTSIDE_LEAVES = _words("outside/leaves") | _LEAVES
 
 ROLES = (
     "attention", "mlp", "router", "norm", "embedding", "head", "final_norm", "other",
@@ -386,8 +316,8 @@ def alias(name: str) -> str | None:
     if where is None or where.layer is None:
         return None
     last = words[-2] if words[-1] == "weight" else words[-1]
-    named = ALIASES.get(where.role, {}).items()
-    return next((ours for ours, words in named if last in words), None)
+    named = _TABLE.get(f"aliases/{where.role}", {}).items()
+    return next((ours for ours, theirs in named if last in theirs.split()), None)
 
 
 def _by_pattern(name: str, patterns: Sequence[Pattern]) -> Place | None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from layerswap.checkpoint.header import (
     BLOCKS,
     DTYPE_BITS,
+    TABLES,
     Requantised,
     RowOrder,
     TensorInfo,
@@ -391,19 +392,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
     """Return the torch dtype of a safetensors dtype; torch has none for packed 4 and 6 bits."""
     import torch
 
-    names = {
-        "BOOL": "bool",
-        "F8_E5M2": "float8_e5m2",
-        "F8_E4M3": "float8_e4m3fn",
-        "F8_E8M0": "float8_e8m0fnu",
-        "F8_E4M3FNUZ": "float8_e4m3fnuz",
-        "F8_E5M2FNUZ": "float8_e5m2fnuz",
-        "C64": "complex64",
-        "BF16": "bfloat16",
-    }
-    kinds = {"F": "float", "I": "int", "U": "uint"}
-    name = names.get(dtype) or f"{kinds[dtype[0]]}{DTYPE_BITS[dtype]}"
-    torch_type = getattr(torch, name, None)
+    torch_type = getattr(torch, TABLES["torch"].get(dtype, ""), None)
     if not isinstance(torch_type, torch.dtype):
         raise CheckpointError(f"torch cannot hold a tensor of dtype {dtype}")
     return torch_type
