@@ -31,8 +31,6 @@ DTYPE_BITS: dict[str, int] = TABLES["bits"]
 """Bits of one element, for every dtype of the safetensors format."""
 
 BLOCKS: dict[str, tuple[int, int]] = {n: tuple(block) for n, block in TABLES["blocks"].items()}
-    name: (n, size) for name, (n, size) in TABLES["blocks"].items()
-}
 """Elements and bytes of one block, for every quantised type of the GGUF format."""
 
 EMPTY = "has 0 bytes, as an interrupted download leaves it; download it again"
