@@ -92,35 +92,37 @@ def test_an_expert_called_base_does_not_hide_the_base(experts, tmp_path):
 
 ROPE_4 = {"rope_theta": 10000.0, "rope_scaling": None}
 YARN_4 = {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+ROPE_5 = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
+FLAT = {**ROPE_4, "model_type": "qwen2_vl"}
+NESTED = {**FLAT, "text_config": {**tiny_llama().to_dict(), "model_type": "qwen2_vl_text"}}
 
 
 @pytest.mark.parametrize(
     ("task", "language", "message"),
     [
         (ROPE_4, {"rope_theta": 5e5}, "rope_theta differs: 10000.0 in task, 500000.0 in language"),
-        (ROPE_4, {"rope_parameters": {"rope_theta": 10000, "rope_type": "default"}}, None),
+        (ROPE_4, ROPE_5, None),
+        (FLAT, NESTED, None),
         (YARN_4, {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4}}, None),
         (YARN_4, ROPE_4, "rope_type differs: yarn in task, default in language"),
+        (  # as a card of Qwen advises, in a file that transformers 5 wrote
+            {**ROPE_5, **YARN_4}, ROPE_5,
+            "rope_type differs: yarn in task, default in language; task gives rope_scaling",
+        ),
         (
-            {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
-            {
-                "rope_parameters": {
-                    "full_attention": {"rope_theta": 1e6, "rope_type": "default"},
-                    "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"},
-                }
-            },
+            {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+            {"model_type": "gemma3_text", "rope_parameters": {
+                "full_attention": {"rope_theta": 1e6, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"}}},
             "sliding_attention rope_theta differs: 10000.0 in task, 20000.0 in language",
         ),
     ],
-)
+)  # fmt: skip
 def test_rope_is_compared_whichever_version_wrote_it(pair, task, language, message):
     for folder, changes in zip(pair, (task, language), strict=True):
         change_config(folder, drop="rope_parameters")
         change_config(folder, **changes)
-    if message:
-        assert refused_together(pair) == message
-    else:
-        assert swap_of(pair).nbytes > 0
+    assert refused_together(pair).startswith(message) if message else swap_of(pair).nbytes > 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -198,34 +199,45 @@ def _reads_embedding(checkpoint: Checkpoint, drop: frozenset[str]) -> bool:
 def _check_settings(pair: Mapping[str, Checkpoint]) -> None:
     for key, values, given in _compared(pair):
         if values and values[0] != values[1] and (None not in values or key in OFF_IF_NONE):
+            texts = [shortened(value) for value in values]
+            if texts[0] == texts[1]:  # a number and its digits
+                texts = [json.dumps(value) for value in values]
             each = ", ".join(
-                f"{shortened(value)}{'' if known else ' by default'} in {name}"
-                for name, value, known in zip(pair, values, given, strict=True)
+                f"{text}{'' if known else ' by default'} in {name}"
+                for name, text, known in zip(pair, texts, given, strict=True)
             )
-            lost = [name for name, known in zip(pair, given, strict=True) if not known]
-            remedy = (
-                f"; if {lost[0]} was trained with it, add it to its config.json" if lost else ""
-            )
-            texts = {text_config(c.config).get("model_type") for c in pair.values()}
-            if key == "model_type" and texts < {*values}:
-                remedy = "; save the multimodal one's model.language_model by itself, and give that"
-            raise MergeError(f"{key} differs: {each}{remedy}")
+            raise MergeError(f"{key} differs: {each}{_remedy(pair, key, values, given)}")
+
+
+def _remedy(
+    pair: Mapping[str, Checkpoint], key: str, values: Sequence[Any], given: Sequence[bool]
+) -> str:
+    configs = {name: text_config(checkpoint.config) for name, checkpoint in pair.items()}
+    if key == "model_type" and {c.get("model_type") for c in configs.values()} < {*values}:
+        return "; save the multimodal one's model.language_model by itself, and give that"
+    if lost := [name for name, known in zip(pair, given, strict=True) if not known]:
+        return f"; if {lost[0]} was trained with it, add it to its config.json"
+    if any(key in rope_settings(config) for config in configs.values()):
+        both = (n for n, c in configs.items() if c.get("rope_parameters") and c.get("rope_scaling"))
+        read = "".join(f"; {n} gives rope_scaling, which changes its rope_parameters" for n in both)
+        return f"{read}; if both were trained with one RoPE, give it in both config.json"
+    return ""
 
 
 def _compared(pair: Mapping[str, Checkpoint]) -> Iterator[tuple[str, list[Any], list[bool]]]:
     """Each setting of two checkpoints: its key, both values, and which of them are given.
 
-    The default of its class replaces a missing value; no values if it is unknown.
+    If the files differ, the values are those that transformers reads from them, with the defaults
+    of its class. Without them, a setting that only one file gives has no values.
     """
-    filled: list[list[dict[str, Any]]] | None = None
-    for kind, settings in enumerate(zip(*(_settings(c) for c in pair.values()), strict=True)):
-        for key in {**settings[0], **settings[1]}:
-            values = [_number(each.get(key)) for each in settings]
-            given = [value is not None for value in values]
-            if kind and any(given) and not all(given):
-                filled = _filled(pair) if filled is None else filled
-                values = [_number(each[kind].get(key)) for each in filled]
-            yield key, values, given
+    texts = [[*_settings(checkpoint)] for checkpoint in pair.values()]
+    read = _filled(pair) if texts[0][1:] != texts[1][1:] else []
+    for kind, settings in enumerate(zip(*texts, strict=True)):
+        known = [each[kind] for each in read] if kind else []
+        for key in {key: None for each in (*settings, *known) for key in each}:
+            given = [each.get(key) is not None for each in settings]
+            values = [_number(each.get(key)) for each in known or settings]
+            yield key, [] if kind and not known and given[0] != given[1] else values, given
 
 
 def _filled(pair: Mapping[str, Checkpoint]) -> list[list[dict[str, Any]]]:
@@ -388,17 +400,18 @@ def _untied(checkpoint: Checkpoint, head: str, other: str) -> Checkpoint:
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of RoPE, flat, from a configuration of transformers 4 or 5.
 
-    If layers differ in kind, settings of full attention have the bare names.
+    If layers differ in kind, settings of full attention have the bare names. As in transformers,
+    `rope_scaling` replaces `rope_parameters`, or changes those of full attention.
     """
-    kinds = config.get("rope_parameters")
-    if not isinstance(kinds, dict):
-        scaling = config.get("rope_scaling")
-        full = {**(scaling if isinstance(scaling, dict) else {})}
-        full["rope_theta"] = config.get("rope_theta")
-        local = config.get("rope_local_base_freq")
-        kinds = {"full_attention": full, "sliding_attention": {"rope_theta": local}}
-    elif not kinds or not all(isinstance(settings, dict) for settings in kinds.values()):
+    kinds, scaling = (config.get(key) or {} for key in ("rope_parameters", "rope_scaling"))
+    if kinds and all(isinstance(settings, dict) for settings in kinds.values()):
+        kinds = {**kinds, "full_attention": {**kinds.get("full_attention", {}), **scaling}}
+    elif kinds and not scaling:
         kinds = {"full_attention": kinds}
+    else:
+        local = config.get("rope_local_base_freq")
+        full = {"rope_theta": config.get("rope_theta"), **scaling}
+        kinds = {"full_attention": full, "sliding_attention": {"rope_theta": local}}
     flat: dict[str, Any] = {}
     for kind, settings in kinds.items():
         prefix = "" if kind == "full_attention" else f"{kind} "
