@@ -50,7 +50,7 @@ def refusal(folder: Path) -> str:
     [
         ({}, 2.0),
         ({"use_rslora": True}, 4 / 2**0.5),
-        ({"lora_alpha": 1.5}, 0.75),
+        ({"lora_alpha": 0}, 0.0),
         ({"alpha_pattern": {"mlp.up_proj": 6}}, 3.0),
         ({"r": 8, "rank_pattern": {".*up_proj": 2}, "lora_alpha": 2}, 1.0),
         ({"alpha_pattern": {"up": 6}}, 2.0),
@@ -80,8 +80,16 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, ": peft_type is IA3; only LoRA can be merged"),
-        ({"peft_type": None}, ": peft_type is None; only LoRA can be merged"),
+        (
+            {"peft_type": "IA3"},
+            ": peft_type is IA3, not LORA; merge it into its base with PEFT's merge_and_unload "
+            "first",
+        ),
+        (
+            {"peft_type": "P_TUNING"},
+            ": peft_type is P_TUNING, not LORA; PEFT cannot merge it into its base either",
+        ),
+        ({"peft_type": None}, ": peft_type is None, not LORA"),
         (
             {"use_dora": True},
             ": DoRA (use_dora) is more than LoRA; merge it into its base with PEFT's "
@@ -99,7 +107,7 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
             "was before its training",
         ),
         (
-            {"peft_type": None, "fine_tune_type": "lora"},
+            {"peft_type": None, "lora_parameters": {}},
             ": an adapter of MLX; fuse it into its base with mlx_lm.fuse",
         ),
         (
@@ -107,6 +115,11 @@ def test_any_part_of_a_delta_is_the_part_of_the_whole(tmp_path, transposed):
             f": adapter_config.json gives '{UP}' rank 3, but lora_A [2, 3], lora_B [5, 2]",
         ),
         ({"r": "two"}, f": adapter_config.json has no r for '{UP}'"),
+        (
+            {"alora_invocation_tokens": [1]},
+            ": activated LoRA (alora_invocation_tokens) is more than LoRA; PEFT cannot merge it "
+            "into its base either",
+        ),
         ({"lora_alpha": -1}, f": adapter_config.json has no lora_alpha for '{UP}'"),
         (
             {"alpha_pattern": {"(": 2}},
@@ -180,6 +193,8 @@ def test_weights_that_do_not_fit_together(tmp_path):
     assert refusal(write_adapter(folder, {**tensors, name: torch.zeros(5, 3)})) == (
         f": '{UP}': shapes do not fit together, lora_A [2, 3], lora_B [5, 3]"
     )
+    deep = {key: tensor[..., None] for key, tensor in tensors.items()}
+    assert "is a convolution, lora_A [2, 3, 1]" in refusal(write_adapter(folder, deep))
     half = {key: value for key, value in tensors.items() if key != name}
     assert (
         refusal(write_adapter(folder, half)) == f": '{UP}' needs exactly one lora_A and one lora_B"
@@ -204,8 +219,10 @@ def test_no_weights_or_pickled_ones(tmp_path):
     "stored", [f"{UP}.weight", f"language_model.{UP}.weight", "layers.0.mlp.up_proj.weight"]
 )
 def test_names_on_disk_may_lack_or_add_outer_words(tmp_path, stored):
-    adapter = read_adapter(write_adapter(tmp_path / "a", pair()))
+    beside = {"base_model.model.lm_head.original_module.weight": torch.zeros(1)}
+    adapter = read_adapter(write_adapter(tmp_path / "a", {**pair(), **beside}))
     assert match_tensors(adapter, [stored]) == {UP: stored}
+    assert not adapter.saved
 
 
 @pytest.mark.parametrize("module", ["model.unembed_tokens", "layers.0.mlp.experts.w1"])
@@ -233,11 +250,15 @@ def test_a_base_of_another_width(tmp_path):
     assert message == f"{folder}: changes '{UP}.weight' of shape [5, 3]; in base it is [5, 4]"
 
 
-def test_an_adapted_head_where_it_is_tied(tmp_path):
+@pytest.mark.parametrize(
+    ("path", "tying", "remedy"),
+    [("lm_head", True, "PEFT does not merge"), ("model.embed_tokens", False, "give its base a")],
+)
+def test_an_adapted_embedding_or_head_where_they_are_tied(tmp_path, path, tying, remedy):
     # PEFT adds the tied module to the weights and not to the targets.
-    config = {"target_modules": ["up_proj"], "ensure_weight_tying": True}
-    folder = write_adapter(tmp_path / "a", {**pair(), **pair("lm_head")}, **config)
-    with pytest.raises(CheckpointError, match="changes 'lm_head', but embedding and head are one"):
+    config = {"target_modules": ["up_proj"], "ensure_weight_tying": tying}
+    folder = write_adapter(tmp_path / "a", {**pair(), **pair(path)}, **config)
+    with pytest.raises(CheckpointError, match=f"changes '{path}', but .* \\(tied\\); {remedy}"):
         open_expert(str(folder), frame(tmp_path, (5, 3), tie_word_embeddings=True))
 
 

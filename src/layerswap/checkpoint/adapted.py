@@ -168,8 +168,8 @@ class AdaptedModel(Checkpoint):
 
     def zeros(self) -> str | None:
         """Say that the adapter's deltas are zeros."""
-        deltas = [low.b for low in self.low_rank.values() if not self.adapter.saved]
-        zero = deltas and len([*zero_samples(deltas)]) == len(deltas)
+        deltas = [low.b for low in self.low_rank.values() if low.scaling]
+        zero = not self.adapter.saved and len([*zero_samples(deltas)]) == len(deltas)
         return "is an adapter of zeros: its training changed nothing" if zero else None
 
 
@@ -270,10 +270,12 @@ def _refuse_tied(base: Checkpoint, adapter: Adapter) -> None:
         if where == HEAD and base.labelled:
             continue
         if where is not None and where.role in ("embedding", "head"):
-            apart = "give its base a head of its own, and " * (where == HEAD)
+            # PEFT changes one of the two; of a merge into the tied base, both would change.
+            tying = adapter.config.get("ensure_weight_tying") and path in adapter.modules
+            remedy = f"give its base a head of its own, and {MERGE_FIRST}"
             raise CheckpointError(
-                f"changes {path!r}, but embedding and head are one tensor here (tied); {apart}"
-                f"{MERGE_FIRST}"
+                f"changes {path!r}, but embedding and head are one tensor here (tied); "
+                f"{'PEFT does not merge this exactly' if tying else remedy}"
             )
 
 

@@ -55,6 +55,20 @@ MORE_THAN_LORA = {
     "monteclora_config": "MonteCLoRA",
 }
 """Settings of PEFT that are refused, with their names in a message."""
+UNMERGED = "PEFT cannot merge it into its base either"
+REMEDIES = {
+    "lora_bias": f"{MERGE_FIRST}, which works only if the adapted modules have biases",
+    "layer_replication": "PEFT does not merge it right, since the repeated layers share weights",
+    "alora_invocation_tokens": UNMERGED,
+}
+"""What to do with settings of `MORE_THAN_LORA` for which `MERGE_FIRST` is wrong."""
+NOT_MERGEABLE = frozenset(
+    {
+        "ADAPTION_PROMPT", "CARTRIDGE", "CPT", "LILY", "MULTITASK_PROMPT_TUNING", "POLY",
+        "PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "SHADOW", "XLORA",
+    }
+)  # fmt: skip
+"""Types of adapters that PEFT cannot merge into a base."""
 STARTS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
 """Initialisations that do not change the base. Others may, so they are refused."""
 REPEATED = ("pissa", "olora")
@@ -151,16 +165,20 @@ def read_adapter(folder: Path) -> Adapter:
 
 def _check_kind(config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
-    if kind is None and "fine_tune_type" in config:
+    if kind is None and config.keys() & {"fine_tune_type", "lora_parameters", "lora_layers"}:
         raise CheckpointError("an adapter of MLX; fuse it into its base with mlx_lm.fuse")
     if kind != "LORA":
-        raise CheckpointError(f"peft_type is {clipped(str(kind))}; only LoRA can be merged")
+        remedy = UNMERGED if kind in NOT_MERGEABLE else MERGE_FIRST
+        why = f"; {remedy}" if isinstance(kind, str) else ""
+        raise CheckpointError(f"peft_type is {clipped(str(kind))}, not LORA{why}")
     bias = config.get("bias", "none")
     if bias != "none":
         raise CheckpointError(f"trains biases (bias: {clipped(str(bias))}); {MERGE_FIRST}")
     for key, label in MORE_THAN_LORA.items():
         if config.get(key) or (key.endswith("_config") and config.get(key) == {}):
-            raise CheckpointError(f"{label} ({key}) is more than LoRA; {MERGE_FIRST}")
+            raise CheckpointError(
+                f"{label} ({key}) is more than LoRA; {REMEDIES.get(key, MERGE_FIRST)}"
+            )
     start = config.get("init_lora_weights")
     if not (start is None or isinstance(start, bool) or str(start).lower() in STARTS):
         remedy = MERGE_FIRST if str(start).lower() in REPEATED else CONVERT
@@ -186,6 +204,8 @@ def _sort(
         if match:
             side = match["side"] + ("e" if match["embedding"] else "")
             pairs.setdefault(match["module"], {})[side] = info
+        elif ".original_module." in name:  # the base's, beside a resized one that is saved whole
+            continue
         elif name.startswith("base_model.model.") and ".lora_" not in name:
             saved[saved_name(name)] = info
         else:
@@ -210,6 +230,8 @@ def _low_rank(path: str, pair: Mapping[str, TensorInfo], config: Mapping[str, An
     if (0,) in (a.shape, b.shape):
         raise CheckpointError(f"{quoted(path)} has empty matrices; {ZERO3}")
     shapes = f"lora_A {list(a.shape)}, lora_B {list(b.shape)}"
+    if len(a.shape) > 2 and len(a.shape) == len(b.shape):
+        raise CheckpointError(f"{quoted(path)} is a convolution, {shapes}; {MERGE_FIRST}")
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not a.shape[0]:
         raise CheckpointError(f"{quoted(path)}: shapes do not fit together, {shapes}")
     if not {a.dtype, b.dtype} <= set(FLOAT_DTYPES):
@@ -234,7 +256,7 @@ def _number(config: Mapping[str, Any], key: str, path: str) -> float:
         if len(path) <= LONGEST_NAME and re.match(rf"(.*\.)?({expression})$", path):
             value = special
             break
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= (key == "r"):
         raise CheckpointError(f"{ADAPTER_CONFIG} has no {key} for {quoted(path)}")
     return value
 

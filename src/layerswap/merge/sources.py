@@ -18,6 +18,7 @@ from layerswap.checkpoint import (
 )
 from layerswap.checkpoint.adapted import with_adapter
 from layerswap.checkpoint.given import INDEX, SINGLE, Given, is_folder
+from layerswap.checkpoint.header import is_gguf
 from layerswap.checkpoint.hub import BESIDE_WEIGHTS, HUB_ID
 from layerswap.checkpoint.kinds import open_any
 from layerswap.checkpoint.quantised import quantisation_in
@@ -170,7 +171,8 @@ def _named_base(adapters: Mapping[str, Checkpoint]) -> Expert:
     name = str(source).partition("@")[0]
     # A folder is what PEFT writes for a base on the disk; a downloaded adapter cannot know any.
     from_elsewhere = any(adapter.revision for adapter in adapters.values())
-    if not (HUB_ID.fullmatch(name) or (is_folder(str(source)) and not from_elsewhere)):
+    here = is_folder(str(source)) or is_gguf(str(source))
+    if not (HUB_ID.fullmatch(name) or (here and not from_elsewhere)):
         raise MergeError(
             f"{first}: the adapter names the base {quoted(source)}, which is neither a Hub id nor "
             "a folder here; give the base with `base` (--base)"
