@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -16,6 +14,7 @@ import pytest
 import yaml
 from lm_eval_world import write_sweep
 from plain_checkpoints import write_family
+from processes import run
 from typer.main import get_command
 
 SOURCE = Path(__file__).parent.parent / "src" / "layerswap"
@@ -67,12 +66,6 @@ finally:
 """
 
 
-def run_python(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
-
-
 def imports_of(path: Path) -> Iterator[str]:
     """Every module of the package that a file imports: at its top, lazily, or for types alone."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -89,7 +82,7 @@ IMPORTS = {name: set(imports_of(path)) for name, path in FILES.items()}
 
 @pytest.mark.parametrize("statement", ["import layerswap", "import layerswap.cli"])
 def test_importing_the_package_loads_nothing_heavy(statement):
-    loaded = run_python(f"{statement}\nimport sys; print(*sys.modules)").split()
+    loaded = run(f"{statement}\nimport sys; print(*sys.modules)").split()
     assert not set(HEAVY) & set(loaded)
 
 
@@ -100,7 +93,7 @@ def test_help_loads_nothing_heavy(command):
         f"import sys\nfrom layerswap.cli import main\nsys.argv = {arguments}\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\nprint(*sys.modules)"
     )
-    loaded = run_python(code).splitlines()[-1].split()
+    loaded = run(code).splitlines()[-1].split()
     assert "layerswap.cli.merge" in loaded
     assert not set(HEAVY) & set(loaded)
     # Slower to import than all the rest of the help of a command.
@@ -159,7 +152,7 @@ def test_scripts_import_nothing_in_a_circle_and_no_inside_of_the_package(folder)
 
 def modules_run(*arguments: object) -> list[str]:
     """The modules of which a function runs, from the command line to the bytes."""
-    lines = run_python(WALK.format(arguments=["layerswap", *map(str, arguments)])).split("\n")
+    lines = run(WALK.format(arguments=["layerswap", *map(str, arguments)])).split("\n")
     return [line for line in lines if line.startswith("layerswap.")]
 
 

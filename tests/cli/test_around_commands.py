@@ -3,12 +3,11 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from merging import save_adapter
+from processes import run
 from test_output import COMMANDS
 from typer.main import get_command
 
@@ -78,8 +77,9 @@ json.dump(found, sys.stdout)
 
 
 @pytest.mark.slow
-def test_every_command_without_its_extras(experts, tmp_path):
+def test_every_command_without_its_extras(experts, tmp_path, monkeypatch):
     """In a process that has the core alone: one line that works in a clone too, or the work."""
+    monkeypatch.chdir(tmp_path)
     recipe = f"{{experts: {{task: {experts.task}, language: {experts.language}}}, swap: {{}}}}"
     (tmp_path / "s.yaml").write_text(
         f"recipe: {recipe}\ngrid: {{bottom: [0], top: [0]}}\ntasks: [x]\n"
@@ -93,11 +93,7 @@ def test_every_command_without_its_extras(experts, tmp_path):
     blocked = sorted({package for packages in EXTRAS.values() for package in packages})
     blocked.remove("safetensors")  # in the core of some versions of huggingface_hub
     code = CHILD.format(blocked=blocked, commands=commands)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run(code))
     assert set(COMMANDS) == set(found) | CORE
     for name, (rc, error) in found.items():
         if name in CORE:

@@ -2,11 +2,10 @@
 
 import copy
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
+from processes import run
 from small_experts import data_files, train_expert
 
 IGNORED = -100
@@ -215,8 +214,5 @@ keep_freed_memory()
 torch.ones(1 << 24)
 print(default, min(faults() for _ in range(3)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    default, kept = map(int, done.stdout.split())
+    default, kept = map(int, run(script).split())
     assert kept < default / 10
