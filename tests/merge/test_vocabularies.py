@@ -9,6 +9,7 @@ import pytest
 import torch
 from merging import (
     change_config,
+    change_tensors,
     copied,
     raw,
     recipe_plan,
@@ -23,8 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layerswap as ls
 from layerswap.ground.errors import LayerswapError
+from layerswap.merge import metadata
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD, BIAS = "model.embed_tokens.weight", "lm_head.weight", "final_logits_bias"
 WORDS = {"task": "a b c d e", "language": "c a habari e f g"}
 
 
@@ -58,8 +60,10 @@ def check_rows(experts: dict[str, Path], out: Path, order: list[str], size: int)
     """Every row of the output, from the definition: the blend of those that have its token."""
     stored = {name: tensors_of(path) for name, path in experts.items()}
     result = tensors_of(out)
-    for tensor in (EMBEDDING, HEAD):
-        assert result[tensor].shape == (size, 24)
+    for each in (result, *stored.values()):  # as in Marian
+        each[BIAS] = each[BIAS][0] if BIAS in each else each[HEAD]
+    for tensor in (EMBEDDING, HEAD, BIAS):
+        assert result[tensor].shape[:1] == (size,)
         for row, token in enumerate(order):
             rows = [stored[n][tensor][ids(n)[token]] for n in stored if token in ids(n)]
             want = rows[0] * 0.5 + rows[-1] * 0.5
@@ -68,17 +72,21 @@ def check_rows(experts: dict[str, Path], out: Path, order: list[str], size: int)
 
 @pytest.mark.parametrize("choice", ["task", "language"])
 def test_rows_are_aligned_to_the_chosen_tokenizer(unlike, tmp_path, choice):
-    change_config(unlike["task"], eos_token_id=3)
-    change_config(unlike["language"], eos_token_id=5)
+    for name, end in (("task", 3), ("language", 5)):
+        change_config(unlike[name], eos_token_id=end, decoder_start_token_id=end)
+        change_tensors(unlike[name], {BIAS: torch.randn(1, len(tensors_of(unlike[name])[HEAD]))})
     out = merged(unlike, tmp_path / "out", choice)
     size = {"task": 8, "language": 7}[choice]
     result, own = tensors_of(out), tensors_of(unlike[choice])
     for tensor in (EMBEDDING, HEAD):  # padding, which only the task expert has
         assert torch.equal(result[tensor][len(ids(choice)) :], own[tensor][len(ids(choice)) :])
     config = json.loads((out / "config.json").read_text())
-    assert config["eos_token_id"] == {"task": 3, "language": 5}[choice]
+    for key in ("eos_token_id", "decoder_start_token_id"):
+        assert config[key] == {"task": 3, "language": 5}[choice]
     check_rows(unlike, out, list(ids(choice)), size)
     assert config["vocab_size"] == size
+    parts = ({"text_config": {"image_token_index": row}} for row in (1, 2))
+    assert metadata._with_token_ids(*parts) == {"text_config": {"image_token_index": 2}}
     assert (out / "tokenizer.json").read_bytes() == (unlike[choice] / "tokenizer.json").read_bytes()
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.get_input_embeddings().num_embeddings == size

@@ -138,6 +138,13 @@ class Checkpoint:
         )
 
     @cached_property
+    def vocabulary_rows(self) -> tuple[str, ...]:
+        """The same, and biases with one column per token (BART, Marian)."""
+        shape = 1, text_config(self.config).get("vocab_size")
+        biases = (n for n, i in self.tensors.items() if i.shape == shape and n in self.places)
+        return *self.vocabulary_tensors, *(n for n in biases if self.places[n] == HEAD)
+
+    @cached_property
     def roleless(self) -> frozenset[str]:
         """Names of the tensors without a known role."""
         return (self.numbered.roleless if self.numbered else frozenset()).intersection(self.places)

@@ -106,7 +106,7 @@ def make_plan(
     together, drop = check_together(together, aligned=alignment is not None)
     sources = replace(sources, together=together)
     first = next(iter(sources.experts.values()))
-    skip = drop.union(first.vocabulary_tensors if alignment else ())
+    skip = drop.union(first.vocabulary_rows if alignment else ())
     if sources.base is not None:
         skip |= sources.base.borrowed
     magnitude = _measured_weights(recipe, sources, skip)

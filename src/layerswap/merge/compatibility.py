@@ -22,6 +22,7 @@ from layerswap.compose import Composition
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
 from layerswap.ground.errors import MergeError, shortened
 from layerswap.ground.strict_json import INFINITIES
+from layerswap.merge.tokenizers import TOKEN_ID, VOCABULARY_SIZES
 
 OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 """Settings that None turns off. In others, None may mean a value derived from another setting."""
@@ -29,9 +30,9 @@ NOT_COMPUTED = frozenset(
     {
         "architectures", "_name_or_path", "transformers_version", "torch_dtype", "dtype",
         "use_cache", "auto_map",
-        "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_position_embeddings",
+        "max_length", "max_position_embeddings",
         "_attn_implementation", "attn_implementation", "_experts_implementation",
-        "experts_implementation", "tie_word_embeddings", "vocab_size", "initializer_range",
+        "experts_implementation", "tie_word_embeddings", *VOCABULARY_SIZES, "initializer_range",
         "text_config", "id2label", "label2id", "num_labels", "problem_type", "pretraining_tp",
         "output_router_logits", "router_aux_loss_coef", "unsloth_version", "unsloth_fixed",
         "gradient_checkpointing", "output_attentions", "output_hidden_states", "return_dict",
@@ -45,7 +46,7 @@ NOT_COMPUTED = frozenset(
     }
 )  # fmt: skip
 """Configuration keys that may differ: they do not change what a layer computes, or are checked
-in another way. Keys of dropout, which only training uses, may differ too."""
+in another way. Keys of dropout, which only training uses, may differ too, and ids of tokens."""
 
 WINDOWS = {"sliding_window", "max_window_layers"}
 """Settings without effect under `use_sliding_window: false`; models of Qwen differ in them."""
@@ -275,7 +276,8 @@ def _settings(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
     config, text = checkpoint.config, text_config(checkpoint.config)
     yield {"model_type": config.get("model_type"), "number of layers": checkpoint.layers}
     unused = NOT_COMPUTED | (WINDOWS if text.get("use_sliding_window") is False else set())
-    yield {key: text[key] for key in sorted(text.keys() - unused) if "drop" not in key}
+    keys = (key for key in sorted(text.keys() - unused) if not TOKEN_ID.search(key))
+    yield {key: text[key] for key in keys if "drop" not in key}
     yield dict(sorted(rope_settings(text).items()))
 
 
@@ -290,6 +292,7 @@ def _check_tensors(pair: Mapping[str, Checkpoint], drop: frozenset[str], *, alig
                 f"{lacks} lacks {some_tensors(missing)} that {has} has; they are not one model"
             )
     rows = set(a.vocabulary_tensors) if aligned else set()
+    drop |= {*a.vocabulary_rows} - rows if aligned else set()
     for name, info in a.tensors.items():
         skip = 1 if name in rows else 0
         if name not in drop and info.shape[skip:] != b.tensors[name].shape[skip:]:

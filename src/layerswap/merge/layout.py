@@ -241,16 +241,17 @@ def term_builder(
         owners = with_base(experts, base)
         for name, checkpoint in owners.items():
             member = BASE if checkpoint is base else name
-            for tensor in checkpoint.vocabulary_tensors:
+            for tensor in checkpoint.vocabulary_rows:
                 info = checkpoint.tensors[tensor]
-                if alignment.is_identity(name, info.shape[0]):
+                if alignment.is_identity(name, checkpoint.vocabulary_size):
                     continue
+                bias = tensor not in checkpoint.vocabulary_tensors
+                shape = (1, alignment.size) if bias else (alignment.size, *info.shape[1:])
                 for gathered, rows in ((blends, alignment.rows), (deltas, alignment.deltas)):
                     runs = tuple(
                         Run(source_of(owners[owner], tensor), first, count)
                         for owner, first, count in rows[name]
                     )
-                    shape = (alignment.size, *info.shape[1:])
                     gathered[member, tensor] = Gathered(shape, runs)
     return TermBuilder(checkpoints, blends, deltas, fishers)
 

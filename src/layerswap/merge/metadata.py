@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layerswap.checkpoint import Checkpoint, fingerprints, parse_json, read_json_object
+from layerswap.checkpoint import (
+    Checkpoint,
+    fingerprints,
+    parse_json,
+    read_json_object,
+    text_config,
+)
 from layerswap.checkpoint.adapted import adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.given import CONFIG
@@ -28,7 +34,7 @@ from layerswap.ground.yaml_file import dump_yaml, parse_yaml
 from layerswap.merge.heads import MODULES, embeds
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
-from layerswap.merge.tokenizers import RAW_FILES, add_tokens
+from layerswap.merge.tokenizers import RAW_FILES, TOKEN_ID, VOCABULARY_SIZES, add_tokens
 from layerswap.merge.trained import read_training
 from layerswap.merge.writer import LOST_TO_DTYPE, rounding_note
 from layerswap.versions import __version__
@@ -424,15 +430,25 @@ def _config(plan: Plan) -> dict[str, Any]:
     if len(dtypes) == 1 and not plan.reference.quantised:
         set_dtype(config, FLOAT_CODES[dtypes.pop()])
     if plan.alignment is not None:
-        _set_known(config, ("vocab_size",), plan.alignment.size)
-    owner = plan.tokenizer_owner.config
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        if key in owner:
-            config[key] = owner[key]
+        text = text_config(config)
+        sizes = [key for key in VOCABULARY_SIZES if text.get(key) == text.get("vocab_size")]
+        _set_known(config, sizes, plan.alignment.size)
+    config = _with_token_ids(config, plan.tokenizer_owner.config)
     if plan.drop:
         config.setdefault("tie_word_embeddings", True)
         _set_known(config, ("tie_word_embeddings",), True)
     return config
+
+
+def _with_token_ids(config: Mapping[str, Any], owner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with another's ids of tokens, at every depth."""
+    ids = {key: value for key, value in owner.items() if TOKEN_ID.search(key)}
+    inner = {
+        key: _with_token_ids(value, theirs)
+        for key, value in config.items()
+        if isinstance(value, dict) and isinstance(theirs := owner.get(key), dict)
+    }
+    return {**config, **ids, **inner}
 
 
 def without_code(config: Mapping[str, Any]) -> dict[str, Any]:

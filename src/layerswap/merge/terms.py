@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An embedding or a head with rows aligned to another vocabulary, `[tokens, ...]`."""
+    """An embedding or a head aligned to another vocabulary: `[tokens, ...]` or `[1, tokens]`."""
 
     shape: tuple[int, ...]
     runs: tuple[Run, ...]
@@ -309,7 +309,7 @@ class TermEvaluator:
 
 def _row_pieces(gathered: Gathered, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:
     """Map elements [start, stop) of gathered rows to ranges of stored elements."""
-    width = math.prod(gathered.shape[1:])
+    width = math.prod(gathered.shape) // max(1, sum(run.count for run in gathered.runs))
     row = 0
     for run in gathered.runs:
         begin, end = max(start, row * width), min(stop, (row + run.count) * width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,6 +24,9 @@ RAW_FILES = (
 )  # fmt: skip
 """Files that define a vocabulary without a `tokenizer.json`."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+TOKEN_ID = re.compile(r"_token_(?:id|ids|index)$")
+"""Matches keys of a configuration that hold ids of tokens."""
+VOCABULARY_SIZES = ("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input")
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")
 """Parts of `tokenizer.json` that decide the tokens of a text."""
