@@ -23,6 +23,7 @@ from layerswap.checkpoint.loading import missing_tensors, opened_classes
 from layerswap.checkpoint.names import (
     canonical,
     class_for,
+    class_of,
     in_layers,
     in_memory,
     renaming,
@@ -232,7 +233,11 @@ def _with_task(base: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, tuple[st
     name = class_for(base.config, adapter.config.get("task_type"))
     head = {n: i for n, i in adapter.saved.items() if place(n) == HEAD and n not in base.tensors}
     if name is None or not head:
-        return base, ()
+        unsaved = name is not None and not adapter.saved and class_of(base.config) != name
+        return base, () if not unsaved else (
+            f"saves no head for its class {name}: transformers makes one at random; train it with "
+            "its head in modules_to_save",
+        )
     rows = min((info.shape[0] for info in head.values() if len(info.shape) == 2), default=0)
     config = {**base.config, "architectures": [name]}
     if len(config.get("id2label") or ()) != rows:
