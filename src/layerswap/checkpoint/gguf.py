@@ -26,7 +26,7 @@ from layerswap.checkpoint.header import (
     byte_length,
     check_span,
 )
-from layerswap.checkpoint.read import Handle, open_file, read_into
+from layerswap.checkpoint.read import Handle, open_file, read_bytes
 from layerswap.checkpoint.remote import RemoteHandle, WeightFile
 from layerswap.ground.errors import CheckpointError, error_context
 from layerswap.ground.strict_json import MAX_JSON_BYTES, mistaken, quoted
@@ -96,8 +96,6 @@ def read_gguf(path: WeightFile, find: Callable[[str], WeightFile] | None = None)
     `find` finds the other parts by name; it raises FileNotFoundError, or returns a path that does
     not exist. By default they lie in the first file's folder.
     """
-    if find is None and isinstance(path, Path):
-        find = path.with_name
     first = read_gguf_header(path)
     count = first.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
@@ -107,13 +105,16 @@ def read_gguf(path: WeightFile, find: Callable[[str], WeightFile] | None = None)
         raise CheckpointError(
             f"{path}: one of {count} parts, so its name must end with -00001-of-{count:05d}.gguf"
         )
+    if find is None:
+        assert isinstance(path, Path), "parts on the Hub need `find`"
+        find = path.with_name
     tensors: dict[str, TensorInfo] = {}
     metadata = first.metadata
     for number in range(count):
         name = f"{pattern['stem']}-{number + 1:05d}-of-{count:05d}.gguf"
         other_file: WeightFile | None = None
         with suppress(FileNotFoundError):
-            other_file = find(name) if find is not None else None
+            other_file = find(name)
         if other_file is None or (isinstance(other_file, Path) and not other_file.is_file()):
             raise CheckpointError(f"{other_file or name}: missing; the model is in {count} parts")
         header = first if other_file == path else read_gguf_header(other_file)
@@ -240,7 +241,7 @@ class _Cursor:
     """A position in a header; bytes are fetched as needed."""
 
     def __init__(self, handle: Handle, size: int, path: WeightFile) -> None:
-        self._handle, self.path = handle, path
+        self.handle, self.path = handle, path
         self._limit = min(size, MAX_JSON_BYTES)
         self._limit_is_end = size <= MAX_JSON_BYTES
         self.data = bytearray()
@@ -259,15 +260,8 @@ class _Cursor:
             ended = "the file ended inside its header"
             raise CheckpointError(ended if self._limit_is_end else "the header is too long")
         read = len(self.data)
-        more = bytearray(min(self._limit, max(stop, read * 2, 1 << 16)) - read)
-        read_into(self._handle, read, memoryview(more), self.path)
-        self.data += more
-
-    def bytes_at(self, start: int, stop: int) -> bytearray:
-        """Read bytes anywhere in the file."""
-        buffer = bytearray(stop - start)
-        read_into(self._handle, start, memoryview(buffer), self.path)
-        return buffer
+        stop = min(self._limit, max(stop, read * 2, 1 << 16))
+        self.data += read_bytes(self.handle, read, stop, self.path)
 
     def number(self, code: str) -> Any:
         """Read a number, by its `struct` code."""
@@ -394,7 +388,7 @@ def _tensors(
         tensors[info.name] = replace(info, offset=start + offset)
     if size > max(start + expected, cursor.position):
         first = max(start + expected, cursor.position)
-        if size - first > MOST_PADDING or any(cursor.bytes_at(first, size)):
+        if size - first > MOST_PADDING or any(read_bytes(cursor.handle, first, size, cursor.path)):
             raise CheckpointError(f"{size - first} bytes follow the last tensor")
     return tensors
 

@@ -70,6 +70,8 @@ KEPT_BYTES = 1 << 24
 """Size up to which freed memory is kept for reuse; see `reuse_chunk_memory`."""
 SAMPLE_BLOCKS, SAMPLE_BYTES = 64, 1 << 16
 """Blocks of a file in its fingerprint, and bytes of a block."""
+GLANCED_BLOCKS, GLANCED_BYTES = 4, 1 << 12
+"""Blocks of a tensor that show if it can be zero or equal to another, and bytes of a block."""
 SCALED_ELEMENTS = 1 << 22
 """Elements to read at a time for the scales of a whole matrix; a multiple of a block."""
 HASHERS = 8
@@ -104,6 +106,13 @@ def read_into(handle: Handle, offset: int, buffer: memoryview, path: WeightFile)
         done += count
 
 
+def read_bytes(handle: Handle, start: int, stop: int, path: WeightFile) -> bytearray:
+    """Read bytes [start, stop) of an open file."""
+    buffer = bytearray(stop - start)
+    read_into(handle, start, memoryview(buffer), path)
+    return buffer
+
+
 def fingerprint(path: WeightFile) -> str:
     """Hash a file's length and 64 blocks of 64 KiB, spread evenly over it, with SHA-256.
 
@@ -115,9 +124,7 @@ def fingerprint(path: WeightFile) -> str:
         size = path.size if isinstance(path, RemoteFile) else path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         for start in _sample_starts(size, SAMPLE_BLOCKS, SAMPLE_BYTES):
-            block = memoryview(bytearray(min(SAMPLE_BYTES, size - start)))
-            read_into(handle, start, block, path)
-            digest.update(block)
+            digest.update(read_bytes(handle, start, min(start + SAMPLE_BYTES, size), path))
     return digest.hexdigest()
 
 
@@ -254,9 +261,9 @@ def row_order(order: RowOrder) -> npt.NDArray[np.int64]:
 
 def first_floats(info: TensorInfo, size: int) -> tuple[float, ...]:
     """Read the first `size` elements of a tensor of `FLOAT_DTYPES`; does not import numpy."""
-    raw = bytearray(size * info.nbytes // info.elements)
+    stop = info.offset + size * info.nbytes // info.elements
     with open_file(info.file) as handle:
-        read_into(handle, info.offset, memoryview(raw), info.file)
+        raw = read_bytes(handle, info.offset, stop, info.file)
     if info.dtype == "BF16":  # the upper half of a float32
         wide = bytearray(2 * len(raw))
         wide[2::4], wide[3::4] = raw[::2], raw[1::2]
@@ -426,35 +433,31 @@ def same_bytes(
         if translated:
             return read_stored(handle, info, start, min(start + length, info.elements)).tobytes()
         # Bytearrays compare by memcmp; memoryviews would compare item by item.
-        buffer = bytearray(min(length, info.nbytes - start))
-        read_into(handle, info.offset + start, memoryview(buffer), info.file)
-        return buffer
+        return _part(handle, info, start, length)
 
     with open_file(first.file) as a, open_file(second.file) as b:
         return all(part(a, first, start) == part(b, second, start) for start in starts)
 
 
-def same_sample(first: TensorInfo, second: TensorInfo, blocks: int = 4) -> bool:
+def same_sample(first: TensorInfo, second: TensorInfo, blocks: int = GLANCED_BLOCKS) -> bool:
     """True if two tensors have the same dtype and shape, and agree in evenly spread blocks."""
-    return same_bytes(first, second, 1 << 12, blocks)
+    return same_bytes(first, second, GLANCED_BYTES, blocks)
 
 
-def zero_samples(
-    infos: Iterable[TensorInfo], blocks: int = 4, nbytes: int = 4096
-) -> Iterator[TensorInfo]:
+def zero_samples(infos: Iterable[TensorInfo]) -> Iterator[TensorInfo]:
     """Find stored tensors whose evenly spread blocks contain only zero bytes."""
     for file, group in groupby(infos, key=lambda info: info.file):
         with open_file(file) as handle:
-            yield from (info for info in group if _is_zero(handle, info, blocks, nbytes))
+            for info in group:
+                starts = _sample_starts(info.nbytes, GLANCED_BLOCKS, GLANCED_BYTES)
+                if not any(any(_part(handle, info, start, GLANCED_BYTES)) for start in starts):
+                    yield info
 
 
-def _is_zero(handle: Handle, info: TensorInfo, blocks: int, nbytes: int) -> bool:
-    block = bytearray(min(nbytes, info.nbytes))
-    for start in _sample_starts(info.nbytes, blocks, len(block)):
-        read_into(handle, info.offset + start, memoryview(block), info.file)
-        if any(block):
-            return False
-    return True
+def _part(handle: Handle, info: TensorInfo, start: int, length: int) -> bytearray:
+    """Read at most `length` bytes of a tensor."""
+    stop = min(start + length, info.nbytes)
+    return read_bytes(handle, info.offset + start, info.offset + stop, info.file)
 
 
 def equal(first: TensorInfo, second: TensorInfo) -> bool:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.yaml_file import nearest
@@ -118,11 +118,11 @@ class Operation:
     def shares(self) -> dict[str, float]:
         """The share of each expert, summing to 1: the mean of its inputs by |weight|."""
         total = sum(abs(weight) for _, weight in self.inputs)
-        shares: dict[str, float] = {}
-        for blend, weight in self.inputs:
-            for expert, share in blend.shares.items():
-                shares[expert] = shares.get(expert, 0.0) + share * abs(weight) / total
-        return shares
+        return summed(
+            (expert, share * abs(weight) / total)
+            for blend, weight in self.inputs
+            for expert, share in blend.shares.items()
+        )
 
     def rename(self, blends: Mapping[str, Blend]) -> Operation:
         """Return a copy with each expert in `blends` replaced by its blend."""
@@ -210,11 +210,8 @@ class Blend:
 
         Example: half of `0.5 a + 0.5 b` and half of `c` is `0.25 a + 0.25 b + 0.5 c`.
         """
-        flat: dict[Member, float] = {}
-        for blend, weight in parts.items():
-            for expert, share in blend.weights:
-                flat[expert] = flat.get(expert, 0.0) + share * weight
-        return cls.of(flat)
+        pairs = ((blend.weights, weight) for blend, weight in parts.items())
+        return cls.of(summed((m, share * weight) for inner, weight in pairs for m, share in inner))
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -238,12 +235,13 @@ class Blend:
     @property
     def shares(self) -> dict[str, float]:
         """The share of each expert, summing to 1, for colours in figures."""
-        shares: dict[str, float] = {}
-        for member, weight in self.weights:
-            parts = {member: 1.0} if isinstance(member, str) else member.shares
-            for expert, share in parts.items():
-                shares[expert] = shares.get(expert, 0.0) + weight * share
-        return shares
+        return summed(
+            (expert, weight * share)
+            for member, weight in self.weights
+            for expert, share in (
+                {member: 1.0} if isinstance(member, str) else member.shares
+            ).items()
+        )
 
     @property
     def verbatim(self) -> bool:
@@ -276,9 +274,12 @@ class Blend:
         return " + ".join(f"{weight:.4g} {expert}" for expert, weight in self.weights)
 
 
-def summed(parts: Iterable[tuple[Blend, float]]) -> dict[Blend, float]:
-    """Sum the weights of equal blends."""
-    total: dict[Blend, float] = {}
-    for blend, weight in parts:
-        total[blend] = total.get(blend, 0.0) + weight
+Part = TypeVar("Part")
+
+
+def summed(parts: Iterable[tuple[Part, float]]) -> dict[Part, float]:
+    """Sum the weights of equal parts."""
+    total: dict[Part, float] = {}
+    for part, weight in parts:
+        total[part] = total.get(part, 0.0) + weight
     return total

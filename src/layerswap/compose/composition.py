@@ -40,9 +40,6 @@ class Composition:
     taken: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        taken = self.taken
-        if taken is not None and (len(taken) != self.layers or min(taken) < 0):
-            raise RecipeError(f"{self.layers} layers cannot be made of layers {taken}")
         if wrong := self.blends.keys() ^ set(all_places(self.layers)):
             shown = ", ".join(sorted(f"{place.layer} {place.role}" for place in wrong))
             raise RecipeError(f"places that are missing, or not of {self.layers} layers: {shown}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
@@ -12,7 +12,7 @@ from layerswap.checkpoint.places import Place, renumbered, restacked_names
 from layerswap.compose.blend import Blend
 from layerswap.compose.composition import Composition
 from layerswap.compose.mergekit_methods import SPELLINGS, Scalar, Spelling, TensorSettings
-from layerswap.compose.schema import BASE, DTYPES, LARGEST_STACK, Method, Shares, Tensors
+from layerswap.compose.schema import BASE, DTYPES, Method, Shares, Tensors
 from layerswap.ground.errors import RecipeError
 from layerswap.ground.strict import Strict
 from layerswap.ground.yaml_file import KeyPath, Mistake, nearest, refuse_mistakes, validate
@@ -125,10 +125,6 @@ def _path(value: object) -> object:
     return f"{value.get('path')}@{revision}" if revision else value.get("path")
 
 
-def _read_range(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _or_nothing(value: object) -> object:
     return {} if value is None else value
 
@@ -149,7 +145,7 @@ class Model(Strict):
 class SliceSource(Model):
     """The layers [first, stop) of a model."""
 
-    layer_range: Annotated[tuple[int, int], BeforeValidator(_read_range)]
+    layer_range: Annotated[tuple[int, int], Field(strict=False)]
 
 
 class Slice(Strict):
@@ -202,14 +198,65 @@ class MergekitMethod(Method):
         return list(dict.fromkeys(self.references.values()))
 
     def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
-        """Look every tensor up by its name; see `resolve`."""
+        """Compose the models of a depth, tensor by tensor.
+
+        Every tensor's parameters are looked up as mergekit does, by its name and layer. The tensors
+        of one place must agree.
+        """
         if tensors is None:
             raise RecipeError("a mergekit configuration needs the names of its models' tensors")
-        return resolve(self, layers, tensors)
+        stack = read_stack(self, layers)
+        for part in stack:
+            if part.taken[-1] >= layers:
+                where = self._lines.get(part.path, "mergekit")
+                raise RecipeError(
+                    f"{where}: {'.'.join(map(str, part.path))}: layer_range ends at "
+                    f"{part.taken[-1] + 1}, but {part.sources[0].model} has {layers} layers"
+                )
+        taken = tuple(layer for stack_slice in stack for layer in stack_slice.taken)
+        chosen: dict[Place, tuple[str, Blend]] = {}
+        positions = _positions(stack)
+        spelling = SPELLINGS[self.merge_method]
+        for tensor, (_, place) in restacked_names(tensors, taken).items():
+            blend = _blend_at(spelling, stack, positions, tensor, place)
+            first, first_blend = chosen.setdefault(place, (tensor, blend))
+            if first_blend != blend:
+                where = place.role if place.layer is None else f"layer {place.layer} {place.role}"
+                raise RecipeError(
+                    f"{where}: {first} would be {first_blend} and {tensor} {blend}; layerswap "
+                    "merges a place as a whole, so filters can separate self_attn, mlp and norms, "
+                    "but not parts of them"
+                )
+        blends = {place: blend for place, (_, blend) in chosen.items()}
+        moved = None if taken == tuple(range(layers)) else taken
+        return Composition.build(len(taken), lambda place: _nearest(place, blends), moved)
 
     def mistakes(self) -> Iterator[Mistake]:
         """Find the mistakes over several keys, such as a missing base model."""
-        return mistakes(self)
+        given = [key for key in ("models", "slices") if getattr(self, key)]
+        if len(given) != 1:
+            yield (), f"give exactly one of models and slices; found {'both' if given else 'none'}"
+        name, spelling = self.merge_method, SPELLINGS.get(self.merge_method)
+        if spelling is None:
+            yield ("merge_method",), f"no method {name!r}{nearest(name, sorted(SPELLINGS))}"
+        for path, part in self.parts.items():
+            yield from _setting_mistakes((*path, "parameters"), part.parameters, spelling)
+        for i, layers in enumerate(self.slices or ()):
+            yield from _layer_mistakes(("slices", i), layers.sources)
+        if spelling is None:
+            return
+        stack, paths = read_stack(self), {id(part): path for path, part in self.parts.items()}
+        for stack_slice in stack:
+            yield from _source_mistakes(stack_slice, name, spelling, paths)
+        others = [m for each in stack for m in each.models if m != each.base]
+        if spelling.base == "deltas" and stack and not others:
+            yield (), "there is no model beside the base model"
+
+
+Dtype = Annotated[
+    Literal[DTYPES] | None,  # type: ignore[valid-type]
+    BeforeValidator(lambda name: name.removeprefix("torch.") if isinstance(name, str) else name),
+]
 
 
 class Tokenizer(Strict):
@@ -223,8 +270,8 @@ class Tokenizer(Strict):
 class MergekitFile(MergekitMethod):
     """A whole configuration file."""
 
-    dtype: str | None = None
-    out_dtype: str | None = None
+    dtype: Dtype = None
+    out_dtype: Dtype = None
     tokenizer_source: Any = None
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
@@ -302,34 +349,6 @@ def read_stack(method: MergekitMethod, layers: int = 0) -> list[StackSlice]:
     ]
 
 
-def resolve(method: MergekitMethod, layers: int, tensors: Mapping[str, Place]) -> Composition:
-    """Resolve a configuration to a composition over its models.
-
-    Every tensor's parameters are looked up as mergekit does, by its name and layer. The tensors of
-    one place must agree. `layers` is the models' depth.
-    """
-    stack = read_stack(method, layers)
-    taken = tuple(layer for stack_slice in stack for layer in stack_slice.taken)
-    for part in stack:
-        if part.taken[-1] >= layers:
-            where = method._lines.get(part.path, "mergekit")
-            raise RecipeError(
-                f"{where}: {'.'.join(map(str, part.path))}: layer_range ends at "
-                f"{part.taken[-1] + 1}, but {part.sources[0].model} has {layers} layers"
-            )
-    chosen: dict[Place, tuple[str, Blend]] = {}
-    positions = _positions(stack)
-    spelling = SPELLINGS[method.merge_method]
-    for tensor, (_, place) in restacked_names(tensors, taken).items():
-        blend = _blend_at(spelling, stack, positions, tensor, place)
-        first, first_blend = chosen.setdefault(place, (tensor, blend))
-        if first_blend != blend:
-            raise RecipeError(_divided(place, first, first_blend, tensor, blend))
-    blends = {place: blend for place, (_, blend) in chosen.items()}
-    moved = None if taken == tuple(range(layers)) else taken
-    return Composition.build(len(taken), lambda place: _nearest(place, blends), moved)
-
-
 def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
     """Return a place's blend; a neighbour's if the place has no tensors.
 
@@ -345,21 +364,20 @@ def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
     return next(iter(blends.values()))
 
 
-def _positions(stack: Iterable[StackSlice]) -> list[tuple[int, int, float]]:
-    """Return each layer's slice, and its position in the slice as an index and in 0..1."""
-    positions = []
-    for number, stack_slice in enumerate(stack):
-        steps = len(stack_slice.taken) - 1
-        positions += [
-            (number, i, i / steps if steps else 1.0) for i in range(len(stack_slice.taken))
-        ]
-    return positions
+def _positions(stack: Iterable[StackSlice]) -> list[tuple[StackSlice, int, float]]:
+    """Return each layer's slice, its number in the models, and its position in the slice, 0..1."""
+    return [
+        (stack_slice, layer, i / last if last else 1.0)
+        for stack_slice in stack
+        for last in [len(stack_slice.taken) - 1]
+        for i, layer in enumerate(stack_slice.taken)
+    ]
 
 
 def _blend_at(
     spelling: Spelling,
     stack: list[StackSlice],
-    positions: list[tuple[int, int, float]],
+    positions: list[tuple[StackSlice, int, float]],
     tensor: str,
     place: Place,
 ) -> Blend:
@@ -372,10 +390,9 @@ def _blend_at(
     """
     inner = tensor
     if place.layer is not None:
-        number, step, t = positions[place.layer]
-        stack_slice = stack[number]
+        stack_slice, layer, t = positions[place.layer]
         sources = stack_slice.sources
-        inner = renumbered(tensor, place.layer, stack_slice.taken[step])
+        inner = renumbered(tensor, place.layer, layer)
     elif place.role == "embedding":
         stack_slice, t = stack[0], 0.0
         sources = stack_slice.sources
@@ -432,44 +449,12 @@ def _shared(
     return values
 
 
-def _divided(place: Place, first: str, first_blend: Blend, tensor: str, blend: Blend) -> str:
-    where = place.role if place.layer is None else f"layer {place.layer} {place.role}"
-    return (
-        f"{where}: {first} would be {first_blend} and {tensor} {blend}; layerswap merges a place "
-        "as a whole, so filters can separate self_attn, mlp and norms, but not parts of them"
-    )
-
-
 # --- rules beyond the types of fields ---
 
 PARAMETERS = sorted(
     {"int8_mask", "eps"}.union(*({*s.models, *s.shared} for s in SPELLINGS.values()))
 )
 """mergekit's parameters. As in mergekit, those that the method does not have are ignored."""
-
-
-def mistakes(method: MergekitMethod) -> Iterator[Mistake]:
-    """Find the mistakes that the types of the fields do not show."""
-    given = [key for key in ("models", "slices") if getattr(method, key)]
-    if len(given) != 1:
-        yield (), f"give exactly one of models and slices; found {'both' if given else 'none'}"
-    spelling = SPELLINGS.get(method.merge_method)
-    if spelling is None:
-        text = f"no method {method.merge_method!r}{nearest(method.merge_method, sorted(SPELLINGS))}"
-        yield ("merge_method",), text
-    for path, part in method.parts.items():
-        yield from _setting_mistakes((*path, "parameters"), part.parameters, spelling)
-    for i, layers in enumerate(method.slices or ()):
-        yield from _layer_mistakes(("slices", i), layers.sources)
-    stack, paths = read_stack(method), {id(part): path for path, part in method.parts.items()}
-    for stack_slice in stack:
-        if spelling is not None:
-            yield from _source_mistakes(stack_slice, method.merge_method, spelling, paths)
-    only_base = all(
-        model == stack_slice.base for stack_slice in stack for model in stack_slice.models
-    )
-    if spelling is not None and spelling.base == "deltas" and stack and only_base:
-        yield (), "there is no model beside the base model"
 
 
 def _setting_mistakes(
@@ -493,8 +478,6 @@ def _layer_mistakes(path: KeyPath, sources: Sequence[SliceSource]) -> Iterator[M
         first, stop = source.layer_range
         if not 0 <= first < stop:
             yield (*path, "sources", j, "layer_range"), f"[{first}, {stop}] holds no layer"
-        elif stop > LARGEST_STACK:
-            yield (*path, "sources", j, "layer_range"), f"no model has {stop} layers"
     if len({source.layer_range for source in sources}) > 1:
         yield path, "the sources have different layers; layerswap takes the same layers of each"
 
@@ -542,10 +525,7 @@ def _source_mistakes(
 
 
 def _file_mistakes(file: MergekitFile) -> Iterator[Mistake]:
-    """Mistakes in dtypes and tokenizer."""
-    for key, value in (("dtype", file.dtype), ("out_dtype", file.out_dtype)):
-        if value is not None and value.removeprefix("torch.") not in DTYPES:
-            yield (key,), f"{value!r} is not allowed{nearest(value, list(DTYPES))}"
+    """Mistakes in the tokenizer."""
     if file.chat_template is not None:
         text = "layerswap copies the tokenizer with its template; remove `chat_template`"
         yield ("chat_template",), text
@@ -605,7 +585,7 @@ def translate(data: Any, lines: Lines, *, where: str) -> tuple[Any, Lines]:
         "experts": {name: _expert(model) for model, name in names.items() if model != base},
         **({"base": _expert(base)} if base else {}),
         "mergekit": method,
-        **({"dtype": dtype.removeprefix("torch.")} if dtype else {}),
+        **({"dtype": dtype} if dtype else {}),
         **_tokenizer(file, names),
     }
     return recipe, {}

@@ -126,8 +126,8 @@ def zone_grid(
             yield Zones(*sizes)
 
 
-PARTITIONS = ("A", "B", "C", "Z")
-"""Names of the second paper's partitions (section 3.3)."""
+PARTITIONS = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
+"""The second paper's partitions (section 3.3): bottom and top layers of 32 to 36, by name."""
 
 
 def partition(
@@ -171,10 +171,9 @@ def partition(
 
 def partition_zones(name: str, layers: int) -> Zones:
     """The outer layers of a partition, scaled to a depth."""
-    counts = {"A": (6, 2), "B": (8, 4), "C": (6, 2), "Z": (8, 4)}
-    if name not in counts:
+    if name not in PARTITIONS:
         raise RecipeError(f"no partition {name!r}; there are {', '.join(PARTITIONS)}")
-    bottom, top = counts[name]
+    bottom, top = PARTITIONS[name]
     if not 32 <= layers <= 36:
         bottom, top = scaled(bottom, layers), scaled(top, layers)
     zones = Zones(bottom, top)

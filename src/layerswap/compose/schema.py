@@ -32,7 +32,6 @@ BLEND_TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 """Types of a GGUF file in which blends can be written."""
 WEIGHT_RULES = ("uniform", "magnitude")
 LARGEST_WEIGHT = 1e100
-LARGEST_STACK = 10_000
 LAYERS = re.compile(r"all|outside|(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 """Layers of an override."""
 SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)", re.IGNORECASE)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from layerswap.checkpoint import Place, TensorInfo, open_checkpoint
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.places import ROLES
-from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_into
+from layerswap.checkpoint.read import FLOAT_DTYPES, is_finite, numpy_dtype, read_bytes
 from layerswap.ground import system
 from layerswap.ground.errors import RecipeError, visible
 from layerswap.ground.types import Advance, Bars, PathLike, no_bars
@@ -174,8 +174,8 @@ def _compare(
     with ExitStack() as held:
         hold_remote(held, comparison.piece, handles, Path(tempfile.gettempdir()))
         for data, offset in piece_bytes(comparison.piece, evaluator):
-            actual = bytearray(len(data))
-            read_into(handles[stored.file], stored.offset + offset, memoryview(actual), stored.file)
+            start = stored.offset + offset
+            actual = read_bytes(handles[stored.file], start, start + len(data), stored.file)
             # A bytearray compares by memcmp; two memoryviews would compare item by item.
             if actual != data and first is None:
                 unequal = np.frombuffer(actual, np.uint8) != np.frombuffer(data, np.uint8)
@@ -247,7 +247,9 @@ class Origins:
         origins: dict[int | None, dict[str, dict[str, None]]] = {}
         for name in sorted(self.planned, key=lambda name: ROLES.index(self.places[name].role)):
             place = self.places[name]
-            roles = origins.setdefault(place.layer, {}).setdefault(self._line(name), {})
+            found, planned = self.found[name], self.planned[name]
+            line = found if found == planned else f"{found} (the plan: {planned})"
+            roles = origins.setdefault(place.layer, {}).setdefault(line, {})
             roles[place.role] = None
         each = {
             layer: [f"{', '.join(roles)}: {line}" for line, roles in lines.items()]
@@ -266,10 +268,6 @@ class Origins:
             where = f"layers {layers[0]} to {layers[-1]}" if layers[1:] else f"layer {layers[0]}"
             lines.append(f"{where}: {text}")
         return lines + outside
-
-    def _line(self, name: str) -> str:
-        found, planned = self.found[name], self.planned[name]
-        return found if found == planned else f"{found} (the plan: {planned})"
 
 
 def verify_against(

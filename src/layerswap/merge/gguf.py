@@ -19,7 +19,7 @@ from layerswap.checkpoint.gguf import (
 )
 from layerswap.checkpoint.gguf_file import metadata_of
 from layerswap.checkpoint.header import block_of
-from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, UNREAD, gguf_package
+from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, READ_DTYPES, gguf_package
 from layerswap.compose import Recipe
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import MergeError
@@ -29,7 +29,7 @@ from layerswap.merge.metadata import record
 from layerswap.merge.plan import Format, Plan, fetch_notes
 from layerswap.merge.sources import check_unchanged
 from layerswap.merge.target import RECORD_KEY, MergeOptions, is_merged_gguf
-from layerswap.merge.terms import Terms, stored_tensors
+from layerswap.merge.terms import stored_tensors
 from layerswap.merge.writer import (
     check_finite,
     check_written,
@@ -147,13 +147,12 @@ def _tensors(plan: Plan) -> Iterator[OutputTensor]:
         only, _ = terms[0]
         if len(terms) == 1 and isinstance(only, TensorInfo):
             yield OutputTensor(name, only.dtype, info.shape, terms)
-        elif any(stored.dtype not in (*FLOAT_DTYPES, *BLOCKS) for stored in stored_tensors(terms)):
+        elif any(stored.dtype not in READ_DTYPES for stored in stored_tensors(terms)):
             same = unblendable(list(stored_tensors(terms)))
             yield OutputTensor(name, same.dtype, info.shape, ((same, 1.0),))
         else:
             stored = {used[e].tensors[name].dtype for e in blend.experts if e in used}
             dtype = _blend_type(stored or {info.dtype}, info.shape, plan.recipe.blend_type)
-            _check_readable(terms)
             yield OutputTensor(name, dtype, info.shape, terms)
 
 
@@ -177,12 +176,6 @@ def writable_type(wanted: str, shape: tuple[int, ...]) -> str:
         if known and shape[-1] % block_of(dtype)[0] == 0:
             return dtype
     raise AssertionError("float16 fits every row")
-
-
-def _check_readable(terms: Terms) -> None:
-    for stored in stored_tensors(terms):
-        if stored.dtype in UNREAD:
-            raise MergeError(f"tensor {stored.name!r} is {stored.dtype}, which cannot be blended")
 
 
 def _entries(plan: Plan) -> Iterator[Entry]:

@@ -384,25 +384,22 @@ def _check_files(report: Verification, again: Path, checked: Iterable[str] = ())
 
 def _check_shards(report: Verification, shards: Sequence[Shard]) -> list[TensorPair]:
     """Check headers; return the tensors with the right dtype and shape."""
-    out, pairs = report.folder, []
+    out, pairs = report.folder, list[TensorPair]()
     for shard in shards:
         path = out if is_gguf(out) else out / shard.file
-        if _present(report, path):
-            try:
-                pairs += _check_shard(report, path, shard)
-            except CheckpointError as error:
-                report.findings.append(str(error))
-    return pairs
-
-
-def _check_shard(report: Verification, path: Path, shard: Shard) -> list[TensorPair]:
-    stored = read_gguf(path).tensors if is_gguf(path) else read_header(path)
-    pairs, wrong = match([tensor for tensor, _ in shard.tensors], stored)
-    if not wrong:
+        if not _present(report, path):
+            continue
+        try:
+            stored = read_gguf(path).tensors if is_gguf(path) else read_header(path)
+        except CheckpointError as error:
+            report.findings.append(str(error))
+            continue
+        matched, wrong = match([tensor for tensor, _ in shard.tensors], stored)
         with path.open("rb") as file:
-            if file.read(len(shard.header)) != shard.header:
+            if not wrong and file.read(len(shard.header)) != shard.header:
                 wrong = ["the header is not the one that the merge writes"]
-    report.findings += [f"{path}: {line}" for line in wrong]
+        report.findings += [f"{path}: {line}" for line in wrong]
+        pairs += matched
     return pairs
 
 

@@ -26,7 +26,7 @@ from layerswap.checkpoint.read import (
     narrowed,
     numpy_dtype,
     open_file,
-    read_into,
+    read_bytes,
     read_stored,
     read_tensor,
     widened,
@@ -117,8 +117,8 @@ def _check_beginnings(tensors: Mapping[TensorInfo, TensorInfo]) -> None:
         for info, source in tensors.items():
             if info.dtype not in FLOAT_DTYPES:
                 continue
-            start = bytearray(min(info.nbytes, PROBED_BYTES))
-            read_into(handles[info.file], info.offset, memoryview(start), info.file)
+            stop = info.offset + min(info.nbytes, PROBED_BYTES)
+            start = read_bytes(handles[info.file], info.offset, stop, info.file)
             if not glance_is_finite(start, info.dtype) and not is_finite(
                 read_stored(handles[info.file], info, 0, len(start) // block_of(info.dtype)[1]),
                 info.dtype,
@@ -274,10 +274,9 @@ def _stored_bytes(piece: Piece, evaluator: TermEvaluator) -> Iterator[tuple[byte
     source = next(stored_tensors(piece.tensor.inputs))
     length, size = block_of(source.dtype)
     for chunk in chunks(piece, CHUNK_BYTES):
-        data = bytearray((chunk.stop - chunk.start) // length * size)
-        start = source.offset + chunk.start // length * size
-        read_into(evaluator.handles[source.file], start, memoryview(data), source.file)
-        yield data, chunk.offset
+        start, stop = (source.offset + i // length * size for i in (chunk.start, chunk.stop))
+        handle = evaluator.handles[source.file]
+        yield read_bytes(handle, start, stop, source.file), chunk.offset
 
 
 def _computed_bytes(
@@ -368,8 +367,7 @@ def copy_span(source: Handle, output: int, piece: Span) -> None:
         count = system.copy_range(source, output, left, start, offset)
         # Some filesystems answer 0 in the middle of a file; only reading finds its real end.
         if count == 0:
-            buffer = memoryview(bytearray(min(PIECE_BYTES, left)))
-            read_into(source, start, buffer, piece.source)
+            buffer = read_bytes(source, start, start + min(PIECE_BYTES, left), piece.source)
             system.write_at(output, buffer, offset)
             count = len(buffer)
         done += count

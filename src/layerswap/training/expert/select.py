@@ -169,7 +169,7 @@ def freeze_or_revert(
     *,
     part: Side,
     score: ScorePlan,
-    partitions: Sequence[str] = PARTITIONS,
+    partitions: Sequence[str] = tuple(PARTITIONS),
     folder: Path | None = None,
     log: Log = lambda line: None,
 ) -> list[FreezeOrRevert]:
