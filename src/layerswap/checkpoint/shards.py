@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -71,7 +72,9 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
         raise CheckpointError(f"{index}: has no weight_map")
     if len(weight_map) > MOST_INDEXED:
         raise CheckpointError(f"{index}: lists more than {MOST_INDEXED:,} tensors")
-    names = sorted({_shard_name(file, index) for file in weight_map.values()})
+    files = weight_map.values()
+    listed = Counter(file if isinstance(file, str) else None for file in files)
+    names = sorted(_shard_name(file, index) for file in listed)
 
     def read(name: str) -> dict[str, TensorInfo]:
         try:
@@ -82,7 +85,10 @@ def _read_shards(folder: Path, index: Path, find: Find) -> dict[str, TensorInfo]
             raise CheckpointError(
                 f"{folder}: shard {name}, named by {INDEX}, is missing; {AGAIN}"
             ) from None
-        return read_header(file)
+        header = read_header(file)
+        for tensor in header.values() if len(header) > listed[name] else ():
+            _check_indexed(tensor, weight_map.get(tensor.name), index)
+        return header
 
     tensors: dict[str, TensorInfo] = {}
     with ThreadPoolExecutor(CONNECTIONS) as pool:
