@@ -280,6 +280,9 @@ def test_folders_of_other_kinds_are_named(family, tmp_path):
                           (named.parent, named)):  # fmt: skip
         assert refusal(plan_of, folder, family["language"]).endswith(f"such as {str(inner)!r}")
     (run / "modules.json").write_text("[]")
+    part = copied(snapshot, run / "query_0_Transformer")
+    assert refusal(plan_of, run, family["language"]).endswith(f"one by one, such as {str(part)!r}")
+    part.rename(run / "0_Transformer")
     assert "load it with sentence-transformers" in refusal(plan_of, run, family["language"])
     blob = tmp_path / "sha256-abab"
     blob.write_bytes(gguf.read_bytes())
@@ -287,7 +290,9 @@ def test_folders_of_other_kinds_are_named(family, tmp_path):
 
 
 def test_infinity_in_a_configuration(pair, tmp_path):
-    """As transformers 4 and 5 write it."""
+    """As transformers 4 and 5 write it; sentence-transformers writes its version."""
+    for name, version in (("task", "5.1.0"), ("language", "6.2.0")):
+        change_config(pair[name], sentence_transformers={"version": version})
     change_config(pair["task"], time_step_limit=[0.0, float("inf")])
     change_config(pair["language"], time_step_limit=[0.0, {"__float__": "Infinity"}])
     merged(plan_of(**pair), tmp_path / "out")

@@ -169,12 +169,15 @@ def test_a_chat_vector_brings_the_template_and_the_stop_tokens_of_its_chat_model
         for seed, name in enumerate(("base", "instruct", "language"))
     }
     chat = models["instruct"]
+    tool = "additional_chat_templates/tool_use.jinja"
+    (chat / tool).parent.mkdir()
+    (chat / tool).write_text("tool")
     (chat / "chat_template.jinja").write_text("chat")
     (chat / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
     config = json.loads((chat / "config.json").read_text())
     (chat / "config.json").write_text(json.dumps({**config, "eos_token_id": 3}))
     out = ls.instruct(**models).save(tmp_path / "out")
-    for name in ("chat_template.jinja", "generation_config.json"):
+    for name in ("chat_template.jinja", tool, "generation_config.json"):
         assert (out / name).read_bytes() == (chat / name).read_bytes()
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == 3
     plan = ls.instruct(**models, tokenizer="language")
@@ -245,6 +248,10 @@ def test_differences_beside_the_tokens_are_only_noted(unlike, tmp_path):
     token = notes()[-1]
     assert token.startswith("eos_token is ")
     assert "'<end>' in language" in token
+    (same["task"] / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (same["task"] / "chat_template.jinja").unlink()
+    assert not any("template" in note for note in notes())  # the language expert's is copied
+    (tmp_path / "tokenizer.json").rename(same["task"] / "tokenizer.json")
     (same["language"] / "tokenizer.json").unlink()
     assert notes() == ["language has no tokenizer; its rows are assumed to have the others' tokens"]
 

@@ -186,7 +186,11 @@ def other_kind(folder: Path) -> str:
     if ggufs:
         return f"it holds GGUF files; give one of them, such as {str(ggufs[0])!r}"
     if (folder / "modules.json").is_file():  # a module alone would lose the others
-        return "load it with sentence-transformers and save it again, in the layout of today"
+        again = "load it with sentence-transformers and save it again, in the layout of today"
+        parts = [str(path.parent) for path in sorted(folder.glob("*_Transformer/config.json"))]
+        advice = f"; merge its transformers one by one, such as {parts[0]!r}" if parts else ""
+        other = f"its first module of sentence-transformers is no transformer{advice}"
+        return again if any(folder.glob("0_*/config.json")) else other
     kinds = {
         "checkpoint-*/": "a trainer's folder", "snapshots/*/": "the cache of a Hub repository",
         "*/": "a folder of folders",

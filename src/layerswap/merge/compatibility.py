@@ -263,11 +263,13 @@ def default_notes(checkpoints: Mapping[str, Checkpoint]) -> list[str]:
 
 
 def _number(value: Any) -> Any:
-    """Read numbers in the form of transformers 5, such as `{"__float__": "Infinity"}`."""
+    """Read numbers as transformers 5 writes them, `{"__float__": "Infinity"}`, without versions."""
     if isinstance(value, list):
         return [_number(each) for each in value]
     if isinstance(value, dict) and value.keys() == {"__float__"}:
         return INFINITIES.get(value["__float__"], value)
+    if isinstance(value, dict) and "version" in value:  # of sentence-transformers
+        return {key: entry for key, entry in value.items() if key != "version"} or None
     return value
 
 

@@ -34,19 +34,22 @@ from layerswap.ground.yaml_file import dump_yaml, parse_yaml
 from layerswap.merge.heads import MODULES, embeds
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
-from layerswap.merge.tokenizers import RAW_FILES, TOKEN_ID, VOCABULARY_SIZES, add_tokens
+from layerswap.merge.tokenizers import (
+    RAW_FILES,
+    TEMPLATES,
+    TOKEN_ID,
+    VOCABULARY_SIZES,
+    add_tokens,
+)
 from layerswap.merge.trained import read_training
 from layerswap.merge.writer import LOST_TO_DTYPE, rounding_note
 from layerswap.versions import __version__
 
 VOCABULARIES = frozenset({"tokenizer.json", *RAW_FILES})
-COPIED = (
-    ("generation_config.json",),
-    TOKENIZER_FILES,
-    PROCESSOR_FILES,
-)
-"""Files that are copied, each group as a whole from the first source that has one of its files,
-and the first group only from the source of the tokenizer, or its base if that is an adapter.
+TOKENIZER = (*TOKENIZER_FILES, f"{TEMPLATES}/*.jinja")
+COPIED = (("generation_config.json",), TOKENIZER, PROCESSOR_FILES)
+"""Patterns of files that are copied, each group as a whole from the first source that has one of
+them, and the first group only from the source of the tokenizer, or its base if that is an adapter.
 The base is the last source. Code (`*.py`) is never copied."""
 LOST_TO_RANK = "largest_share_lost_to_rank"
 """The key of an adapter's record for the largest error of cutting ranks."""
@@ -96,7 +99,7 @@ def write_configuration(folder: Path, plan: Plan) -> None:
 
 def write_adapter_documents(folder: Path, plan: Plan, lost: float) -> None:
     """Write tokenizer, card and record of a merged adapter."""
-    _copy_first(folder, plan, TOKENIZER_FILES)
+    _copy_first(folder, plan, TOKENIZER)
     _write_modules(folder, plan)
     (folder / "README.md").write_bytes(model_card(plan, library="peft").encode())
     write_json(folder / RECORD, {**record(plan), LOST_TO_RANK: lost})
@@ -273,7 +276,7 @@ def _descent(plan: Plan, library: str) -> dict[str, Any]:
 
 def tokenizer_folder(plan: Plan) -> Path:
     """The folder of a plan's tokenizer; the base's for an adapter without its own."""
-    files = _first(plan, TOKENIZER_FILES)
+    files = _first(plan, TOKENIZER)
     return files[0].parent if files else plan.tokenizer_owner.folder
 
 
@@ -285,7 +288,9 @@ def generation_file(plan: Plan) -> Path | None:
 def _copy_first(folder: Path, plan: Plan, names: Sequence[str]) -> None:
     """Copy these files from the first source that has one of them."""
     for file in _first(plan, names):
-        copy_document(file, folder / file.name)
+        target = folder / (TEMPLATES if file.parent.name == TEMPLATES else "") / file.name
+        target.parent.mkdir(exist_ok=True)
+        copy_document(file, target)
 
 
 def copy_document(source: Path, target: Path) -> None:
@@ -314,12 +319,16 @@ def _first(plan: Plan, names: Sequence[str]) -> list[Path]:
     if names is COPIED[0]:  # another model's would stop at another token
         of_base = [plan.base.folder] if plan.base and plan.tokenizer_owner.needs_base else []
         folders = [plan.tokenizer_owner.folder, *of_base]
-    groups = [[f for n in names if (f := folder / n).is_file()] for folder in folders]
-    if names is not TOKENIZER_FILES:
+    groups = [[f for n in names for f in sorted(c.glob(n)) if f.is_file()] for c in folders]
+    if names is not TOKENIZER:
         return next((files for files in groups if files), [])
     files = next((files for files in groups if VOCABULARIES & {f.name for f in files}), [])
-    alone = [] if files == groups[0] else [f for f in groups[0] if "template" in f.name]
-    return [*(f for f in files if f.name not in {f.name for f in alone}), *alone]
+    alone = [] if files == groups[0] else [f for f in groups[0] if _is_template(f)]
+    return [*(f for f in files if not (alone and _is_template(f))), *alone]
+
+
+def _is_template(file: Path) -> bool:
+    return "chat_template" in file.name or file.parent.name == TEMPLATES
 
 
 def copied_modules(plan: Plan) -> dict[str, Path]:
@@ -400,7 +409,7 @@ def left_out_notes(plan: Plan) -> list[str]:
     folder = first.tokenizer_folder
     if folder is None:  # a GGUF file holds all of its model
         return []
-    made = {*BESIDE_WEIGHTS, *(file.name for file in first.all_files)}
+    made = {TEMPLATES, *BESIDE_WEIGHTS, *(file.name for file in first.all_files)}
     made |= {name.partition("/")[0] for name in module_files(folder)}
     listed = (entry.name for entry in folder.iterdir())
     left = sorted(name for name in listed if name not in made and not UNCOPIED.fullmatch(name))

@@ -23,6 +23,8 @@ RAW_FILES = (
     "vocab.txt",
 )  # fmt: skip
 """Files that define a vocabulary without a `tokenizer.json`."""
+TEMPLATES = "additional_chat_templates"
+"""The folder of a tokenizer's chat templates besides the default."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 TOKEN_ID = re.compile(r"_token_(?:id|ids|index)$")
 """Matches keys of a configuration that hold ids of tokens."""
@@ -53,20 +55,23 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) ->
     folders = {name: folder for name, folder in folders.items() if name not in without}
     known = [(name, text) for name, folder in folders.items() if (text := _template(folder))]
     other = next((name for name, text in known if text != known[0][1]), None)
-    if other is not None:
-        pair = f"{known[0][0]} and {other}"
-        notes.append(f"the chat templates of {pair} differ; the output uses {owner.identity}'s")
-    elif known and not _template(owner.folder):
+    # As they are copied: files come from the first checkpoint with a vocabulary.
+    giver = owner if _files(owner.folder) else checkpoints.get(next(iter(folders), ""), owner)
+    writer = owner if _template(owner.folder) else giver
+    if known and not _template(writer.folder):
         notes.append(
-            f"{known[0][0]} has a chat template; the output has none, as {owner.identity} has none"
+            f"{known[0][0]} has a chat template; the output has none, as {writer.identity} has none"
         )
+    elif other is not None:
+        pair = f"{known[0][0]} and {other}"
+        notes.append(f"the chat templates of {pair} differ; the output uses {writer.identity}'s")
     settings = {name: _settings(folder) for name, folder in folders.items()}
     for key in SPECIAL_TOKENS:
         given = {name: known.get(key) for name, known in settings.items()}
         texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in given.items()}
         if len(set(map(repr, texts.values()))) > 1:
             each = ", ".join(f"{text!r} in {name}" for name, text in texts.items())
-            notes.append(f"{key} is {each}; the output uses {owner.identity}'s")
+            notes.append(f"{key} is {each}; the output uses {giver.identity}'s")
     return notes
 
 
@@ -76,9 +81,10 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path) -> str | None:
-    """The chat template: of its file, otherwise of the tokenizer's configuration, also a list."""
-    if (path := folder / "chat_template.jinja").is_file():
-        return read_source(path).decode("utf-8", errors="replace")
+    """The chat templates: of files, otherwise of the tokenizer's configuration, also a list."""
+    files = [*folder.glob("chat_template.jinja"), *sorted(folder.glob(f"{TEMPLATES}/*.jinja"))]
+    if files:
+        return b"".join(map(read_source, files)).decode("utf-8", errors="replace")
     given = _settings(folder).get("chat_template")
     if isinstance(given, str):
         return given
