@@ -332,34 +332,24 @@ def _is_template(file: Path) -> bool:
 
 
 def copied_modules(plan: Plan) -> dict[str, Path]:
-    """The files of sentence-transformers' modules to copy, by their paths in the output.
-
-    Raises:
-        CheckpointError: a module is pickled, or lies outside its folder.
-    """
+    """The files of sentence-transformers' modules to copy, by their paths; refuses pickles."""
     owner = _owner(plan)
     files = module_files(owner.folder)
-    for file in files.values():
-        if file.suffix in PICKLES:
-            raise CheckpointError(
-                f"{file}: pickled; load {owner.identity} with sentence-transformers and save it "
-                "again"
-            )
+    if (pickled := next((f for f in files.values() if f.suffix in PICKLES), None)) is not None:
+        remedy = f"load {owner.identity} with sentence-transformers and save it again"
+        raise CheckpointError(f"{pickled}: pickled; {remedy}")
     return files
 
 
-def _owner(plan: Plan) -> Checkpoint:
-    """The checkpoint that gives the modules: the first expert, or an adapter's base."""
-    first, base = plan.reference, plan.base
-    bare = first.needs_base and not embeds(first) and plan.format.name != "adapter"
-    return base if base and bare else first
+def _owner(plan: Plan, *, modules: bool = True) -> Checkpoint:
+    """The checkpoint that gives the other files: the first expert, or its base if it is baked."""
+    first, full = plan.reference, plan.format.name != "adapter"
+    bare = first.needs_base and full and not (modules and embeds(first))
+    return plan.base if plan.base and bare else first
 
 
 def module_files(folder: Path) -> dict[str, Path]:
-    """The files of sentence-transformers' modules in a folder, by their paths in it.
-
-    Code is left out, and so are pickles beside safetensors.
-    """
+    """The files of sentence-transformers' modules; no code, and no pickles beside safetensors."""
     files = [file for form in MODULE_FILES for file in sorted(folder.glob(form))]
     home, path = folder.resolve(), folder / MODULES
     modules = parse_json(read_source(path), str(path)) if path.is_file() else []
@@ -372,14 +362,10 @@ def module_files(folder: Path) -> dict[str, Path]:
             )
         if inner.resolve() != home:
             files += sorted(file for file in inner.rglob("*") if not file.is_dir())
-    named = {file.relative_to(folder).as_posix(): file for file in files}
     safe = {file.parent for file in files if file.suffix == ".safetensors"}
-    return {
-        name: file
-        for name, file in named.items()
-        if not (file.suffix in CODE or "/." in name)
-        and not (file.suffix in PICKLES and file.parent in safe)
-    }
+    files = [f for f in files if not (f.suffix in PICKLES and f.parent in safe)]
+    named = {f.relative_to(folder).as_posix(): f for f in files if f.suffix not in CODE}
+    return {name: file for name, file in named.items() if "/." not in name}
 
 
 def module_notes(plan: Plan) -> list[str]:
@@ -404,8 +390,7 @@ def _unversioned(file: Path | None) -> bytes | None:
 
 def left_out_notes(plan: Plan) -> list[str]:
     """Note files of the first expert, or of an adapter's base, that the output lacks."""
-    baked = plan.reference.needs_base and plan.format.name != "adapter"
-    first = plan.base if plan.base and baked else plan.reference
+    first = _owner(plan, modules=False)
     folder = first.tokenizer_folder
     if folder is None:  # a GGUF file holds all of its model
         return []
@@ -426,10 +411,8 @@ def left_out_notes(plan: Plan) -> list[str]:
         )
     if left:
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-        notes.append(
-            f"left out of the output: {', '.join(left[:5])}{more} of {first.identity}; add what it "
-            "needs"
-        )
+        names = f"{', '.join(left[:5])}{more} of {first.identity}"
+        notes.append(f"left out of the output: {names}; add what it needs")
     return notes
 
 
