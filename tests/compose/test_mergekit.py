@@ -291,7 +291,7 @@ def test_a_merged_base_is_an_expert_and_gives_the_config():
     for models in ("[{model: b}]", "[{model: b}, {model: x/base}]"):
         recipe = parse_recipe(text + models)
         assert recipe.base is None
-        assert recipe.method.experts == ["base", "b"]
+        assert [*dict.fromkeys(recipe.method.references.values())] == ["base", "b"]
     assert set(recipe.resolve(2, tensors=llama(2)).blends.values()) == {
         Blend.of({"base": 1, "b": 1})
     }

@@ -192,11 +192,6 @@ class MergekitMethod(Method):
             parts |= {("slices", i, "sources", j): source for j, source in sources}
         return parts
 
-    @property
-    def experts(self) -> list[str]:
-        """All models, the base model first."""
-        return list(dict.fromkeys(self.references.values()))
-
     def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
         """Compose the models of a depth, tensor by tensor.
 
@@ -320,9 +315,10 @@ class StackSlice:
                     return value
         return None
 
-    def needs(self, parameter: str, source: Model, spelling: Spelling) -> bool:
-        """True if a model needs a parameter; the base of deltas needs no weight."""
-        is_base = spelling.base in ("deltas", "optional") and source.model == self.base
+    def needs(self, parameter: str, source: Model | None, spelling: Spelling) -> bool:
+        """True if a model, or all, need a parameter; the base of deltas needs no weight."""
+        deltas = spelling.base in ("deltas", "optional")
+        is_base = deltas and source is not None and source.model == self.base
         return parameter in spelling.required and not is_base
 
 
@@ -404,49 +400,31 @@ def _blend_at(
             f"{tensor}: the first slice has fewer sources than the last, so mergekit ignores "
             f"the base model {stack_slice.base!r} there; list it first"
         )
+
+    def value(
+        parameter: str, declared: Parameter | Scalar, name: str, source: Model | None
+    ) -> Scalar:
+        default: Any = declared.default if isinstance(declared, Parameter) else declared
+        found = stack_slice.value(parameter, name, t, source, discrete=isinstance(default, bool))
+        if found is None and stack_slice.needs(parameter, source, spelling):
+            whose = f" for {source.model!r}" if source else ""
+            raise RecipeError(f"no {parameter}{whose}: no filter matches, and there is no default")
+        return default if found is None else found
+
     try:
-        models = {s.model: _model_values(spelling, stack_slice, s, inner, t) for s in sources}
+        models = {
+            s.model: {p: float(value(p, d, inner, s)) for p, d in spelling.models.items()}
+            for s in sources
+        }
+        # Only `passthrough` has one source, which may set the scale itself.
+        shared = {
+            p: value(p, d, inner, sources[0]) if p == "scale" else value(p, d, tensor, None)
+            for p, d in spelling.shared.items()
+        }
         base = stack_slice.base if stack_slice.base in models else None
-        shared = _shared(spelling, stack_slice, sources[0], (tensor, inner), t)
         return spelling.read(TensorSettings(models, base, shared))
     except RecipeError as error:
         raise error.within(tensor) from None
-
-
-def _model_values(
-    spelling: Spelling, stack_slice: StackSlice, source: Model, tensor: str, t: float
-) -> dict[str, float]:
-    values = {}
-    for parameter, declared in spelling.models.items():
-        value = stack_slice.value(parameter, tensor, t, source, discrete=False)
-        if value is None and stack_slice.needs(parameter, source, spelling):
-            raise RecipeError(
-                f"no {parameter} for {source.model!r}: no filter matches, and there is no default"
-            )
-        values[parameter] = float(declared.default if value is None else value)
-    return values
-
-
-def _shared(
-    spelling: Spelling, stack_slice: StackSlice, source: Model, tensors: tuple[str, str], t: float
-) -> dict[str, Scalar]:
-    """The values for all sources, by a tensor's names in the output and in the first source."""
-    values: dict[str, Scalar] = {}
-    for parameter, declared in spelling.shared.items():
-        default = declared.default if isinstance(declared, Parameter) else declared
-        # Only `passthrough` has one source, which may set the scale itself.
-        from_source = parameter == "scale"
-        value = stack_slice.value(
-            parameter,
-            tensors[from_source],
-            t,
-            source if from_source else None,
-            discrete=isinstance(default, bool),
-        )
-        if value is None and parameter in spelling.required:
-            raise RecipeError(f"no {parameter}: no filter matches, and there is no default")
-        values[parameter] = default if value is None else value  # type: ignore[assignment]
-    return values
 
 
 # --- rules beyond the types of fields ---
@@ -572,7 +550,8 @@ def translate(data: Any, lines: Lines, *, where: str) -> tuple[Any, Lines]:
     )
     given = file.model_dump(exclude_unset=True, include=set(MergekitMethod.model_fields))
     base = _base_of(file)
-    names = _names([model for model in file.experts if model != base], base)
+    models = dict.fromkeys(file.references.values())
+    names = _names([model for model in models if model != base], base)
     dtype = file.out_dtype or file.dtype
     for (*path, key), model in file.references.items():
         part: Any = given

@@ -32,7 +32,7 @@ BLEND_TYPES = ("F32", "BF16", "F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 """Types of a GGUF file in which blends can be written."""
 WEIGHT_RULES = ("uniform", "magnitude")
 LARGEST_WEIGHT = 1e100
-LAYERS = re.compile(r"all|outside|(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+LAYERS = re.compile(r"all|outside|\d{1,6}(?:-\d{1,6})?", re.ASCII)
 """Layers of an override."""
 SHARD_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB)", re.IGNORECASE)
 
@@ -55,17 +55,10 @@ def as_source(value: object) -> object:
 def _read_layers(value: object) -> str:
     if type(value) not in (int, str) or not LAYERS.fullmatch(text := str(value).strip()):
         raise ValueError(f"{value!r} is not a number, a range like 3-7, all or outside")
-    first, last = _ends(text)
-    if first > last:
-        raise ValueError(f"{text} runs backwards; write {last}-{first}")
+    first, _, last = text.partition("-")
+    if last and int(first) > int(last):
+        raise ValueError(f"{text} runs backwards; write {int(last)}-{int(first)}")
     return text
-
-
-def _ends(text: str) -> tuple[int, int]:
-    """First and last layer of a text that `LAYERS` matches; zeros for `all` and `outside`."""
-    match = LAYERS.fullmatch(text)
-    assert match is not None, "the validator let other layers through"
-    return int(match[1] or 0), int(match[2] or match[1] or 0)
 
 
 def _read_weights(value: object) -> dict[str, float]:
@@ -299,19 +292,15 @@ class InstructMethod(PairMethod):
     top_transition: NonNegativeInt = 0
     outside: Literal["add", "language"] = "add"
 
-    @property
-    def zones(self) -> Zones:
-        """The layers without the chat vector."""
-        return Zones(self.bottom, self.top, self.bottom_transition, self.top_transition)
-
     def compose(self, layers: int, weights: Shares, tensors: Tensors) -> Composition:
         """Add the chat vector; see `compose.presets.instruct`."""
+        zones = Zones(self.bottom, self.top, self.bottom_transition, self.top_transition)
         return presets.instruct(
             layers,
             language=self.language,
             instructed=self.instruct,
             weight=self.weight,
-            zones=self.zones,
+            zones=zones,
             outside=self.outside,
         )
 
@@ -366,7 +355,7 @@ def _layer_numbers(text: str, layers: int) -> set[int | None]:
         return {None}
     if text == "all":
         return {None, *range(layers)}
-    first, last = _ends(text)
-    if last >= layers:
+    first, _, last = text.partition("-")
+    if int(last or first) >= layers:
         raise RecipeError(f"layers: {text} is not inside 0-{layers - 1}")
-    return set(range(first, last + 1))
+    return set(range(int(first), int(last or first) + 1))

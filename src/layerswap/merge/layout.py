@@ -139,25 +139,19 @@ class Span:
         return self.part(start, stop) if agree and start < stop else None
 
 
-def spans(shard: Shard) -> Iterator[Span]:
+def spans(shard: Shard) -> list[Span]:
     """The copied bytes of an output file, neighbours in both files as one span."""
-    span: Span | None = None
+    joined: list[Span] = []
     for tensor, offset in shard.tensors:
         if not tensor.verbatim or not tensor.nbytes:
             continue
         info = tensor.copied
-        if span and (info.file, info.offset, offset) == (
-            span.source,
-            span.source_offset + span.nbytes,
-            span.offset + span.nbytes,
-        ):
-            span = Span(span.source, span.source_offset, span.offset, span.nbytes + tensor.nbytes)
-            continue
-        if span:
-            yield span
         span = Span(info.file, info.offset, offset, tensor.nbytes)
-    if span:
-        yield span
+        if joined and joined[-1].part(joined[-1].nbytes, joined[-1].nbytes + span.nbytes) == span:
+            joined[-1] = joined[-1].part(0, joined[-1].nbytes + span.nbytes)
+        else:
+            joined.append(span)
+    return joined
 
 
 def local_blocks(shards: Iterable[Shard]) -> list[Span]:

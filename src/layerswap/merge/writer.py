@@ -169,14 +169,19 @@ def write_shard(
         stack.callback(os.close, output)
         system.write_at(output, shard.header, 0)
         options.progress(len(shard.header))
-        left: list[Span] = []
-        for span in spans(shard):
-            left += share_blocks(handles[span.source], output, span) if share else [span]
-        shared = sum(span.nbytes for span in spans(shard)) - sum(span.nbytes for span in left)
+        copied = left = spans(shard)
+        if share:
+            left = [end for s in copied for end in share_blocks(handles[s.source], output, s)]
+        shared = sum(span.nbytes for span in copied) - sum(span.nbytes for span in left)
         if shared:
             options.progress(shared)
         # Copies first: the kernel does them while NumPy is still being imported.
-        work: list[Span | Piece] = [*(p for s in left for p in _pieces(s)), *_computes(shard)]
+        work: list[Span | Piece] = [
+            span.part(start, min(start + SPAN_BYTES, span.nbytes))
+            for span in left
+            for start in range(0, span.nbytes, SPAN_BYTES)
+        ]
+        work += _computes(shard)
 
         def run(piece: Span | Piece) -> None:
             if isinstance(piece, Span):
@@ -213,11 +218,6 @@ def compute_tensor(tensor: OutputTensor, facts: ModelFacts | None = None) -> Sto
         for data, offset in piece_bytes(Piece(tensor, 0, tensor.elements, 0), evaluator):
             buffer[offset : offset + len(data)] = data
     return values.reshape(tensor.shape)
-
-
-def _pieces(span: Span) -> Iterator[Span]:
-    for start in range(0, span.nbytes, SPAN_BYTES):
-        yield span.part(start, min(start + SPAN_BYTES, span.nbytes))
 
 
 def _computes(shard: Shard) -> Iterator[Piece]:
@@ -266,22 +266,8 @@ def piece_bytes(
 ) -> Iterator[tuple[bytearray | memoryview, int]]:
     """Yield a piece's bytes with their offsets, chunk by chunk; `rounding` samples them."""
     if piece.tensor.verbatim:
-        return _stored_bytes(piece, evaluator)
-    return _computed_bytes(piece, evaluator, rounding)
-
-
-def _stored_bytes(piece: Piece, evaluator: TermEvaluator) -> Iterator[tuple[bytearray, int]]:
-    source = next(stored_tensors(piece.tensor.inputs))
-    length, size = block_of(source.dtype)
-    for chunk in chunks(piece, CHUNK_BYTES):
-        start, stop = (source.offset + i // length * size for i in (chunk.start, chunk.stop))
-        handle = evaluator.handles[source.file]
-        yield read_bytes(handle, start, stop, source.file), chunk.offset
-
-
-def _computed_bytes(
-    piece: Piece, evaluator: TermEvaluator, rounding: Rounding | None
-) -> Iterator[tuple[memoryview, int]]:
+        yield from _stored_bytes(piece, evaluator)
+        return
     import numpy as np
 
     dtype, base = piece.tensor.dtype, piece.tensor.base
@@ -298,6 +284,15 @@ def _computed_bytes(
             reference = evaluator.term(base, chunk.start, chunk.stop)
             rounding.add(values, result, reference, dtype)
         yield result.view(np.uint8).data, chunk.offset
+
+
+def _stored_bytes(piece: Piece, evaluator: TermEvaluator) -> Iterator[tuple[bytearray, int]]:
+    source = next(stored_tensors(piece.tensor.inputs))
+    length, size = block_of(source.dtype)
+    for chunk in chunks(piece, CHUNK_BYTES):
+        start, stop = (source.offset + i // length * size for i in (chunk.start, chunk.stop))
+        handle = evaluator.handles[source.file]
+        yield read_bytes(handle, start, stop, source.file), chunk.offset
 
 
 def _fits_blocks(values: Floats) -> bool:
@@ -335,7 +330,7 @@ def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
             if device not in shares:
                 shares[device] = False
                 with tempfile.TemporaryFile(dir=folder) as file:
-                    shares[device] = _share(handle, file.fileno(), Span(span.source, 0, 0, BLOCK))
+                    shares[device] = system.share_range(handle, file.fileno(), BLOCK, 0, 0)
             total += span.nbytes if shares[device] else 0
     return total
 
@@ -343,15 +338,14 @@ def shareable_bytes(blocks: Iterable[Span], folder: Path) -> int:
 def share_blocks(source: Handle, output: int, span: Span) -> list[Span]:
     """Share the whole blocks of a span with its source; return the spans that are left to copy."""
     blocks = span.blocks
-    if blocks is None or isinstance(source, RemoteHandle) or not _share(source, output, blocks):
+    if blocks is None or isinstance(source, RemoteHandle):
+        return [span]
+    at = blocks.source_offset, blocks.offset
+    if not system.share_range(source, output, blocks.nbytes, *at):
         return [span]
     start = blocks.offset - span.offset
     ends = span.part(0, start), span.part(start + blocks.nbytes, span.nbytes)
     return [end for end in ends if end.nbytes]
-
-
-def _share(source: int, output: int, span: Span) -> bool:
-    return system.share_range(source, output, span.nbytes, span.source_offset, span.offset)
 
 
 def copy_span(source: Handle, output: int, piece: Span) -> None:
