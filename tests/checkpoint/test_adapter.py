@@ -216,7 +216,8 @@ def test_no_weights_or_pickled_ones(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "stored", [f"{UP}.weight", f"language_model.{UP}.weight", "layers.0.mlp.up_proj.weight"]
+    "stored",
+    [f"pretrained_model.{UP}.weight", f"language_model.{UP}.weight", "layers.0.mlp.up_proj.weight"],
 )
 def test_names_on_disk_may_lack_or_add_outer_words(tmp_path, stored):
     beside = {"base_model.model.lm_head.original_module.weight": torch.zeros(1)}
