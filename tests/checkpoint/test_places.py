@@ -190,7 +190,7 @@ ON_DISK_TEXTS = {
     "buffers-fairseq": """
 0 mlp: model.layers.0.fc1.bias
 - embedding: model.embed_positions.weights
-- other: decoder.version
+- other: decoder.version pretrained_model.decoder.version
 """,
 }
 ON_DISK = {checkpoint: _table(text) for checkpoint, text in ON_DISK_TEXTS.items()}
