@@ -316,8 +316,12 @@ def test_the_modules_of_sentence_transformers_stay_whole_or_the_merge_is_refused
     found = f"{pooling / 'more.json'}: not a file that the merge writes"
     assert ls.verify(tmp_path / "out").findings == [found]
     weights = tmp_path / "a" / "mods" / "dense" / "x" / "w.safetensors"
-    pickled = weights.rename(weights.with_name("pytorch_model.bin"))
-    assert refusal(ls.swap, **given).startswith(f"{pickled}: pickled; load ")
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    refused = f"{weights.parent}: a module without safetensors; load {tmp_path / 'a'} with "
+    assert refusal(ls.swap, **given).startswith(refused)
+    weights.with_name("pytorch_model.bin").unlink()  # as in the cache of the Hub
+    weights.with_name("config.json").write_text('{"in_features": 1}')
+    assert refusal(ls.swap, **given).startswith(refused)
     (tmp_path / "a" / "modules.json").write_text('[{"path": "../b"}]')
     assert "'../b' leads out of the folder" in refusal(ls.swap, **given)
 

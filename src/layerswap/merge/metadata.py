@@ -335,9 +335,14 @@ def copied_modules(plan: Plan) -> dict[str, Path]:
     """The files of sentence-transformers' modules to copy, by their paths; refuses pickles."""
     owner = _owner(plan)
     files = module_files(owner.folder)
-    if (pickled := next((f for f in files.values() if f.suffix in PICKLES), None)) is not None:
-        remedy = f"load {owner.identity} with sentence-transformers and save it again"
-        raise CheckpointError(f"{pickled}: pickled; {remedy}")
+    safe = {file.parent for file in files.values() if file.suffix == ".safetensors"}
+    for file in (file for file in files.values() if file.parent not in safe):
+        # Pickles are not downloaded, so a module of matrices may have none here.
+        if file.suffix in PICKLES or (
+            file.name == CONFIG and b'"in_features"' in read_source(file)
+        ):
+            remedy = f"load {owner.identity} with sentence-transformers and save it again"
+            raise CheckpointError(f"{file.parent}: a module without safetensors; {remedy}")
     return files
 
 
