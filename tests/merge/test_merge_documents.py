@@ -23,26 +23,18 @@ from layerswap.compose.presets import partition
 from layerswap.compose.recipe import check_recipe
 from layerswap.merge.metadata import for_upload
 
+FOLDERS = {"task": "task", "a": "language", "b": "third", "base": "base"}
+
 
 def recipe_of(experts, **changes):
-    return check_recipe(
-        {
-            "experts": {
-                "task": str(experts["task"]),
-                "a": str(experts["language"]),
-                "b": str(experts["third"]),
-                "language": {"soup": {"a": 0.3, "b": 0.7}},
-            },
-            "base": str(experts["base"]),
-            "swap": {"bottom": 1, "top": 1, "bottom_transition": 1},
-            "weights": "magnitude",
-            "languages": ["sw", "te"],
-            "places": [{"layers": "1-2", "roles": ["mlp"], "take": {"a": 1, "task": 2}}],
-            "dtype": "bfloat16",
-            **changes,
-        },
-        where="recipe",
-    )
+    given = {name: str(experts[folder]) for name, folder in FOLDERS.items()}
+    settings = {
+        "base": given.pop("base"), "experts": {**given, "language": {"soup": {"a": 0.3, "b": 0.7}}},
+        "swap": {"bottom": 1, "top": 1, "bottom_transition": 1}, "weights": "magnitude",
+        "languages": ["sw", "te"], "dtype": "bfloat16",
+        "places": [{"layers": "1-2", "roles": ["mlp"], "take": {"a": 1, "task": 2}}],
+    }  # fmt: skip
+    return check_recipe({**settings, **changes}, where="recipe")
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +54,11 @@ def test_the_record_holds_recipe_composition_and_sources(experts, out):
     plan = ls.make_plan(recipe_of(experts))
     assert record["composition"] == plan.composition.to_dict()
     assert record["magnitude_weights"] == plan.magnitude
-    folders = {"task": "task", "a": "language", "b": "third", "base": "base"}
-    assert set(record["sources"]) == set(folders)
-    for name, folder in folders.items():
-        file = experts[folder] / "model.safetensors"
-        assert record["sources"][name] == {
-            "source": str(experts[folder]),
-            "revision": None,
-            "fingerprints": {"model.safetensors": fingerprint(file)},
-        }
+    assert record["sources"] == {
+        name: {"source": str(experts[folder]), "revision": None,
+               "fingerprints": {file: fingerprint(experts[folder] / file)}}
+        for name, folder in FOLDERS.items() for file in ("model.safetensors",)
+    }  # fmt: skip
 
 
 def test_the_record_alone_makes_the_same_weights(experts, out, tmp_path):
