@@ -68,9 +68,11 @@ def test_an_unmerged_adapter_is_refused():
     )
 
 
-def test_names_without_one_counterpart_stay():
-    assert renaming(["h.0.ln_1.weight"], ["transformer.h.0.ln_1.weight"]) == {
-        "h.0.ln_1.weight": "transformer.h.0.ln_1.weight"
+def test_names_with_one_counterpart_change():
+    pairs = {
+        "h.0.ln_1.weight": "transformer.h.0.ln_1.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
     }
+    assert renaming(list(pairs), list(pairs.values())) == pairs
     assert not renaming(["a.weight"], ["b.weight"])
     assert not renaming(["norm.weight"], ["model.norm.weight", "decoder.norm.weight"])

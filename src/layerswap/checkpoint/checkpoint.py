@@ -447,7 +447,7 @@ def without_unshared(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpo
     shared = set(names[0]).intersection(*names) if names else set[str]()
     more = set[str]().union(*names) - shared
     unshared = more & ignored
-    heads = {name for c in opened for name in more if c.places.get(name) == HEAD}
+    heads = frozenset[str]().union(*(c.heads for c in opened))  # which may be tied in one
     if (rest := more - ignored - heads) and opened[0].form == "safetensors":
         shapes = {n: i.shape for n, i in opened[0].tensors.items() if n in shared}
         if missing_tensors(opened[0].config, shapes) == set():

@@ -30,8 +30,15 @@ TRAINING_PREFIXES = ("module.", "base_model.model.")
 """Prefixes that DataParallel and PEFT add to every name of a model."""
 SAME_WORDS = {"embed_out": "lm_head", "block_sparse_moe": "mlp"}
 """Words of stored names that transformers 5 replaces in memory (GPT-NeoX, Mixtral)."""
-OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Ends of the names in the oldest files of BERT, which transformers replaces for every class."""
+SAME_ENDS = {
+    "LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias",
+    "predictions.decoder.bias": "predictions.bias", "lm_head.decoder.bias": "lm_head.bias",
+    "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+    "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
+}  # fmt: skip
+"""Ends of two names that transformers reads as one: in the oldest files of BERT, of tied biases,
+and of GraniteMoE in memory."""
 TOWERS = frozenset(["vision_tower", "audio_tower", "vision_model"])
 PREDICTION = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 """Matches names of multi-token prediction (Qwen3.5 and later, MiMo, ERNIE 4.5)."""
@@ -75,7 +82,7 @@ def canonical(name: str) -> str:
     Example: `language_model.model.layers.0.mlp.up_proj.weight` and
     `model.language_model.layers.0.mlp.up_proj.weight` give `layers.0.mlp.up_proj.weight`.
     """
-    for old, new in OLD_NORMS.items():
+    for old, new in SAME_ENDS.items():
         if name.endswith(old):
             name = name.removesuffix(old) + new
     words = name.split(".")

@@ -55,7 +55,7 @@ from layerswap.merge.target import (
     refuse_output,
 )
 from layerswap.merge.terms import merged_tensors, stored_tensors
-from layerswap.merge.tokenizers import Alignment, align, chosen_tokenizer
+from layerswap.merge.tokenizers import Alignment, align, chosen_tokenizer, token_id_notes
 from layerswap.merge.writer import shareable_bytes
 
 if TYPE_CHECKING:
@@ -480,6 +480,7 @@ class Format(ABC):
             *copy_notes(plan.used, plan.base),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
             *label_notes(plan.composition, plan.used, plan.reference),
+            *([] if plan.alignment else token_id_notes(plan.used, plan.tokenizer_owner)),
         ]
 
     def layout_facts(self, plan: Plan) -> dict[str, Any]:

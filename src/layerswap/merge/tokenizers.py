@@ -75,6 +75,18 @@ def tokenizer_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) ->
     return notes
 
 
+def token_id_notes(checkpoints: Mapping[str, Checkpoint], owner: Checkpoint) -> Iterator[str]:
+    """Notes on ids that differ and that a model computes with, such as of padding in XLM-R."""
+    keys = {key for c in checkpoints.values() for key in c.config if TOKEN_ID.search(key)}
+    for key in sorted(keys - {"bos_token_id", "eos_token_id"}):
+        ids = {
+            n: number for n, c in checkpoints.items() if (number := c.config.get(key)) is not None
+        }
+        if len(set(map(str, ids.values()))) > 1 and not (key == "pad_token_id" and owner.writes):
+            each = ", ".join(f"{number} in {name}" for name, number in ids.items())
+            yield f"{key} is {each}; the output uses {owner.identity}'s"
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     return read_json_object(path) if path.is_file() else {}
