@@ -27,7 +27,7 @@ import yaml
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
 from layerswap.lab.questions import write_tasks
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 
 TASK = "lab_problem_furo"
 JUDGE = """

@@ -41,7 +41,8 @@ from layerswap.evaluation.statistics import (
     paired_difference,
     paired_over_groups,
 )
-from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import make_plan
+from layerswap.merge.plan import Plan
 from layerswap.report.charts import draw_intervals
 from layerswap.report.drawing import Drawing
 from layerswap.training.mix.filters import overlap

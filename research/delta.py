@@ -23,7 +23,8 @@ from layerswap.evaluation.linearity import additivity, connectivity
 from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import DEVELOPMENT_QUESTIONS
 from layerswap.lab.scoring import sweep_correct
-from layerswap.merge import Plan, swap
+from layerswap.merge.api import swap
+from layerswap.merge.plan import Plan
 from research.lab.scoring import questions
 from research.lab.train import encode
 

@@ -245,7 +245,7 @@ def lab(problems: int = 1000) -> Table:
     from layerswap.compose.recipe import check_recipe
     from layerswap.lab.assets import shipped
     from layerswap.lab.scoring import sweep_correct
-    from layerswap.merge import make_plan
+    from layerswap.merge.api import make_plan
     from research.lab.scoring import questions
 
     world_lab = shipped()

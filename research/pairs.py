@@ -17,7 +17,7 @@ from layerswap.compose.presets import partition_zones
 from layerswap.compose.recipe import check_recipe
 from layerswap.experiment.conditions import DEFAULT as DEFAULT_SWAP
 from layerswap.lab.assets import shipped
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 from layerswap.study.runner import Context
 from research.lab.tasks import SPLITS, LabExample
 from research.lab.train import PARTITION

@@ -42,7 +42,7 @@ from research.markdown import Table, per_cent, points, table
 
 if TYPE_CHECKING:
     from layerswap.lab.assets import Lab
-    from layerswap.merge import Plan
+    from layerswap.merge.plan import Plan
     from research.lab.world import World
 
 HERE = Path(__file__).parent / "lab-rows"

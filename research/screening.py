@@ -25,7 +25,7 @@ from layerswap.experiment.conditions import swapped
 from layerswap.lab.assets import Lab, open_lab, shipped
 from layerswap.lab.quickstart import BOTTOMS, TOPS, lab_plan
 from layerswap.lab.scoring import sweep_correct
-from layerswap.merge import Plan
+from layerswap.merge.plan import Plan
 from research.lab.scoring import questions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from simulations import SYSTEMS, simulated
 
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 
 HERE = Path(__file__).parent
 ROOMS = [

@@ -23,7 +23,7 @@ from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import LAB_RECORD, read_record
 from layerswap.lab.quickstart import LIBRARIES, SHOWN, TEST_QUESTIONS
 from layerswap.lab.scoring import sweep_written
-from layerswap.merge import soup
+from layerswap.merge.api import soup
 from layerswap.versions import need_extras, versions
 from research.lab.datasets import base_stream, joint_stream, language_stream, task_stream
 from research.lab.scoring import load, questions, score_folder

@@ -12,7 +12,7 @@ from layerswap.evaluation.statistics import Interval, mean_interval
 from layerswap.lab.assets import LAB_RECORD, models_of, shipped
 from layerswap.lab.quickstart import MEASURES, LabMeasure
 from layerswap.lab.scoring import sweep_correct
-from layerswap.merge import soup
+from layerswap.merge.api import soup
 from research.lab.tasks import LabExample, LabSplit, Skill, examples
 from research.lab.world import World, make_world
 

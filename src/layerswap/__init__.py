@@ -27,17 +27,10 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.experiment.runs import compare  # noqa: F401
     from layerswap.experiment.sweeps import sweep  # noqa: F401
     from layerswap.ground.errors import LayerswapError  # noqa: F401
-    from layerswap.merge import (  # noqa: F401
-        Plan,
-        instruct,
-        make_plan,
-        partition,
-        revert,
-        soup,
-        swap,
-        verify,
-        verify_against,
-    )
+    from layerswap.merge.api import instruct, make_plan, partition, revert, soup, swap  # noqa: F401
+    from layerswap.merge.compare import verify_against  # noqa: F401
+    from layerswap.merge.plan import Plan  # noqa: F401
+    from layerswap.merge.verification import verify  # noqa: F401
     from layerswap.play import play  # noqa: F401
     from layerswap.training.expert.trainer import train  # noqa: F401
 
@@ -48,7 +41,7 @@ _HOME = {
     "Composition": "compose",
     "LayerswapError": "ground.errors",
     "Place": "checkpoint",
-    "Plan": "merge",
+    "Plan": "merge.plan",
     "Recipe": "compose",
     "Sampling": "engine",
     "Sweep": "engine",
@@ -57,20 +50,20 @@ _HOME = {
     "delta": "deltas.atlas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
     "evaluate": "experiment.evaluations",
-    "instruct": "merge",
-    "make_plan": "merge",
+    "instruct": "merge.api",
+    "make_plan": "merge.api",
     "open_checkpoint": "checkpoint",
     "parse_recipe": "compose",
-    "partition": "merge",
+    "partition": "merge.api",
     "play": "play",
     "read_recipe": "compose",
-    "revert": "merge",
-    "soup": "merge",
-    "swap": "merge",
+    "revert": "merge.api",
+    "soup": "merge.api",
+    "swap": "merge.api",
     "sweep": "experiment.sweeps",
     "train": "training.expert.trainer",
-    "verify": "merge",
-    "verify_against": "merge",
+    "verify": "merge.verification",
+    "verify_against": "merge.compare",
 }
 """The room of every public name, and its name there where it is another."""
 

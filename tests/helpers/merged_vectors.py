@@ -13,7 +13,7 @@ from plain_checkpoints import write_checkpoint, write_fisher
 from safetensors.numpy import load_file
 
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 from layerswap.methods import METHODS
 
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -125,7 +125,7 @@ def composed(plan: Any, composition: Any) -> Any:
 def recipe_plan(data: Mapping[str, Any] | None = None, /, **keys: Any) -> Any:
     """The plan of a recipe as data, or of its keys; a path stands for its text."""
     from layerswap.compose.recipe import check_recipe
-    from layerswap.merge import make_plan
+    from layerswap.merge.api import make_plan
 
     plain = json.loads(json.dumps({**(data or {}), **keys}, default=str))
     return make_plan(check_recipe(plain, where="test"))

@@ -15,7 +15,7 @@ from layerswap.ground.errors import LayerswapError
 from layerswap.lab import quickstart
 from layerswap.lab.questions import questions
 from layerswap.lab.scoring import sweep_correct
-from layerswap.merge import soup
+from layerswap.merge.api import soup
 
 MODELS = (
     "swap, chosen on development", "base", "task expert", "language expert", "soup",

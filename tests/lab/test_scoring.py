@@ -9,7 +9,7 @@ from layerswap.engine import Sweep
 from layerswap.lab.assets import shipped
 from layerswap.lab.questions import questions
 from layerswap.lab.scoring import sweep_correct, sweep_written
-from layerswap.merge import soup
+from layerswap.merge.api import soup
 
 LAB = shipped()
 

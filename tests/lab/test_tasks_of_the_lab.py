@@ -8,7 +8,7 @@ from layerswap.evaluation.harness import evaluate
 from layerswap.lab.assets import shipped
 from layerswap.lab.questions import questions, write_tasks
 from layerswap.lab.scoring import sweep_correct
-from layerswap.merge import swap
+from layerswap.merge.api import swap
 
 N = 24
 

@@ -27,7 +27,7 @@ from plain_checkpoints import (
 )
 
 from layerswap.compose.recipe import check_recipe
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 
 KEPT = Path(__file__).with_name("output_bytes.json")
 UNEVEN = {"task": 1, "language": 0.3}

@@ -13,7 +13,7 @@ import layerswap as ls
 from layerswap.checkpoint import open_checkpoint
 from layerswap.compose.recipe import check_recipe
 from layerswap.ground.errors import CheckpointError, MergeError
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 
 TASK, LANGUAGE = "org/task", "org/language"
 

@@ -5,7 +5,8 @@ import yaml
 from merging import arrays
 
 from layerswap.compose.recipe import parse_recipe
-from layerswap.merge import make_plan, verify
+from layerswap.merge.api import make_plan
+from layerswap.merge.verification import verify
 
 
 def planned(config, experts):

@@ -12,7 +12,7 @@ import yaml
 from merging import save_expert, tensors_of, tiny_llama
 
 from layerswap.compose.recipe import read_recipe
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 
 PYTHON = os.environ.get("LAYERSWAP_MERGEKIT")
 MERGE_ALL = """

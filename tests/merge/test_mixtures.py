@@ -10,8 +10,8 @@ from merging import change_tensors, copied, recipe_plan, refusal, same_tensors, 
 
 import layerswap as ls
 from layerswap.ground.errors import MergeError
-from layerswap.merge import verify
 from layerswap.merge.layout import pack_shards
+from layerswap.merge.verification import verify
 
 WORDS = ("gate.weight", "router.weight")
 

@@ -9,7 +9,7 @@ from merging import recipe_plan, tensors_of
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.views import restack, restacked_config
 from layerswap.ground.errors import MergeError
-from layerswap.merge import verify
+from layerswap.merge.verification import verify
 
 
 def plan_of(experts, *slices, method="passthrough", **more):

@@ -16,7 +16,7 @@ from layerswap.compose import parse_recipe
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 from layerswap.play import serve as serving
 from layerswap.play.pair import Pair
 from layerswap.play.player import Player

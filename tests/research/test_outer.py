@@ -7,7 +7,7 @@ from lab_files import write_tsv
 import layerswap as ls
 from layerswap.compose.recipe import check_recipe
 from layerswap.lab.assets import shipped
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 from research import outer
 
 PAIR = shipped().task_experts[0], shipped().language_experts["furo"][0]

@@ -375,7 +375,7 @@ def verify(
         seed: Seed of the sample.
         source NAME=PATH: Current folder of a source. Repeatable.
     """
-    from layerswap.merge import verify as check
+    from layerswap.merge.verification import verify as check
 
     settings: Any = {
         "share": 1.0 if full else sample, "seed": seed,
@@ -395,7 +395,8 @@ def _verify_against(
     planned: Path, model: str, moved: dict[str, str], settings: dict[str, Any]
 ) -> None:
     from layerswap.compose import read_recipe
-    from layerswap.merge import make_plan, verify_against
+    from layerswap.merge.api import make_plan
+    from layerswap.merge.compare import verify_against
     from layerswap.merge.verification import read_record
 
     if planned.suffix in (".yaml", ".yml"):

@@ -13,7 +13,7 @@ from layerswap.cli import options, output
 from layerswap.cli.merge import RecipeOptions
 
 if TYPE_CHECKING:
-    from layerswap.merge import Plan
+    from layerswap.merge.plan import Plan
     from layerswap.play.player import Prompt
 
 LENGTH = 64

@@ -275,7 +275,21 @@ class MergekitFile(MergekitMethod):
     @classmethod
     def _whole(cls, data: Any, handler: ModelWrapValidatorHandler[MergekitFile]) -> MergekitFile:
         file = handler(data)
-        return refuse_mistakes(file, [*file.mistakes(), *_file_mistakes(file)])
+        return refuse_mistakes(file, file.mistakes())
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Also find keys that layerswap cannot follow."""
+        yield from super().mistakes()
+        if self.chat_template is not None:
+            text = "layerswap copies the tokenizer with its template; remove `chat_template`"
+            yield ("chat_template",), text
+        if self.tokenizer is not None:
+            if self.tokenizer_source is not None:
+                yield ("tokenizer",), "give tokenizer or tokenizer_source, not both"
+            for key in ("tokens", "pad_to_multiple_of"):
+                if getattr(self.tokenizer, key) is not None:
+                    text = "not supported; embedding rows are merged as they are"
+                    yield ("tokenizer", key), text
 
 
 # --- the stack of layers ---
@@ -500,20 +514,6 @@ def _source_mistakes(
             ):
                 path = paths.get(id(source), ("base_model",))
                 yield path, f"{name} needs a {parameter} for {source.model!r}"
-
-
-def _file_mistakes(file: MergekitFile) -> Iterator[Mistake]:
-    """Mistakes in the tokenizer."""
-    if file.chat_template is not None:
-        text = "layerswap copies the tokenizer with its template; remove `chat_template`"
-        yield ("chat_template",), text
-    if file.tokenizer is not None:
-        if file.tokenizer_source is not None:
-            yield ("tokenizer",), "give tokenizer or tokenizer_source, not both"
-        for key in ("tokens", "pad_to_multiple_of"):
-            if getattr(file.tokenizer, key) is not None:
-                text = "not supported; embedding rows are merged as they are"
-                yield ("tokenizer", key), text
 
 
 # --- a configuration as a recipe ---

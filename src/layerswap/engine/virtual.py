@@ -39,9 +39,9 @@ from layerswap.compose.blend import Operation
 from layerswap.engine.memory import Tensors, WeightPool
 from layerswap.engine.transformers_inside import convert
 from layerswap.ground.errors import EvaluationError
-from layerswap.merge import Plan
 from layerswap.merge.folder import build_model, load_tensor
 from layerswap.merge.layout import OutputTensor
+from layerswap.merge.plan import Plan
 from layerswap.merge.terms import merged_tensors, stored_tensors
 from layerswap.merge.writer import measure_tensors
 

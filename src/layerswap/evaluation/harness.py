@@ -45,10 +45,11 @@ from layerswap.evaluation.written import with_folder
 from layerswap.ground.errors import EvaluationError, one_line
 from layerswap.ground.types import Advance, Log
 from layerswap.ground.yaml_file import nearest
-from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import make_plan
 from layerswap.merge.folder import plan_tokenizer
 from layerswap.merge.layout import widest
 from layerswap.merge.metadata import COPIED, generation_file, tokenizer_folder
+from layerswap.merge.plan import Plan
 
 Result = dict[str, Any]
 """The result of `lm_eval.simple_evaluate`, with `samples`."""

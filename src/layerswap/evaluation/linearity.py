@@ -21,7 +21,8 @@ from layerswap.engine.virtual import VirtualModel
 from layerswap.evaluation.examples import Tokens, read_examples, tokenize
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import PathLike
-from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import make_plan
+from layerswap.merge.plan import Plan
 
 if TYPE_CHECKING:
     import torch

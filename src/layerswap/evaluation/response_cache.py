@@ -15,8 +15,8 @@ from layerswap.engine.decoding import Sampling
 from layerswap.engine.rows import eos_tokens, pad
 from layerswap.engine.sweep import ROWS, Sweep
 from layerswap.ground.errors import EvaluationError, LayerswapError
-from layerswap.merge import Plan
 from layerswap.merge.metadata import record
+from layerswap.merge.plan import Plan
 
 Answer = list[Any]
 """Log-probability and greediness of a continuation, or the tokens of a generation."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from layerswap.evaluation.settings import EvaluationSettings, parse_arguments
 from layerswap.ground.errors import EvaluationError, one_line
-from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
+from layerswap.merge.plan import Plan
 
 BATCH = 1024
 """Requests for vLLM at a time: with lm-eval's `auto` it divides by zero where bars are off."""

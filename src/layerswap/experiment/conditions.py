@@ -11,7 +11,7 @@ from layerswap.compose import Zones, default_zones, zone_grid
 from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Log
-from layerswap.merge import Plan
+from layerswap.merge.plan import Plan
 
 NAMES = {
     "ties": "TIES", "joint": "joint training", "simultaneous": "simultaneous training",

@@ -22,8 +22,8 @@ from layerswap.experiment.spec import ChooseBy, SweepSettings
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log, listed
 from layerswap.ground.yaml_file import nearest
-from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
+from layerswap.merge.plan import Plan
 
 DEVELOPMENT: Final = "development"
 TEST: Final = "test"

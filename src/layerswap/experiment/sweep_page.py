@@ -34,7 +34,7 @@ from layerswap.experiment.tables import scores_table
 from layerswap.experiment.verdict import opening, verdict_facts
 from layerswap.ground.types import PathLike
 from layerswap.ground.yaml_file import dump_yaml
-from layerswap.merge import Plan
+from layerswap.merge.plan import Plan
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table

@@ -23,7 +23,8 @@ from layerswap.experiment.sweep_page import SweepResult
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Advance, Log, PathLike, listed
 from layerswap.ground.yaml_file import validate
-from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import make_plan
+from layerswap.merge.plan import Plan
 
 Composed = Plan | Recipe | PathLike
 """A composition of checkpoints: a plan, a recipe, or the path of a recipe file."""

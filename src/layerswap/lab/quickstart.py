@@ -44,8 +44,9 @@ from layerswap.ground.types import Advance, Bars, Log
 from layerswap.lab.assets import Lab, shipped
 from layerswap.lab.questions import Question, Skill, questions
 from layerswap.lab.scoring import sweep_correct, sweep_written
-from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import make_plan
 from layerswap.merge.metadata import command_lines, uses
+from layerswap.merge.plan import Plan
 from layerswap.report.page import Report, Section, write_report
 from layerswap.report.stack import draw_stack
 from layerswap.report.tables import Table

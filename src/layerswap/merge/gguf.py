@@ -73,7 +73,21 @@ class GGUFFormat(Format):
 
     def tensors(self, plan: Plan) -> list[OutputTensor]:
         """Every tensor of the merged model, verbatim ones in the type of their expert."""
-        return list(_tensors(plan))
+        used, reference, builder, tensors = plan.used, plan.reference, plan.terms, []
+        for name, info in reference.tensors.items():
+            blend = plan.composition[reference.places[name]]
+            terms = builder.terms(blend, name)
+            read = list(stored_tensors(terms))
+            if len(terms) == 1 and isinstance(terms[0][0], TensorInfo):
+                dtype = terms[0][0].dtype
+            elif any(stored.dtype not in READ_DTYPES for stored in read):
+                same = unblendable(read)
+                terms, dtype = ((same, 1.0),), same.dtype
+            else:
+                stored = {used[e].tensors[name].dtype for e in blend.experts if e in used}
+                dtype = _blend_type(stored or {info.dtype}, info.shape, plan.recipe.blend_type)
+            tensors.append(OutputTensor(name, dtype, info.shape, terms))
+        return tensors
 
     def shards(self, plan: Plan) -> list[Shard]:
         """The one output file."""
@@ -136,24 +150,6 @@ def read_gguf_record(path: Path) -> dict[str, Any]:
 
 def _blended(plan: Plan) -> list[OutputTensor]:
     return [tensor for tensor in plan.tensors if not tensor.verbatim]
-
-
-def _tensors(plan: Plan) -> Iterator[OutputTensor]:
-    used, reference = plan.used, plan.reference
-    builder = plan.terms
-    for name, info in reference.tensors.items():
-        blend = plan.composition[reference.places[name]]
-        terms = builder.terms(blend, name)
-        only, _ = terms[0]
-        if len(terms) == 1 and isinstance(only, TensorInfo):
-            yield OutputTensor(name, only.dtype, info.shape, terms)
-        elif any(stored.dtype not in READ_DTYPES for stored in stored_tensors(terms)):
-            same = unblendable(list(stored_tensors(terms)))
-            yield OutputTensor(name, same.dtype, info.shape, ((same, 1.0),))
-        else:
-            stored = {used[e].tensors[name].dtype for e in blend.experts if e in used}
-            dtype = _blend_type(stored or {info.dtype}, info.shape, plan.recipe.blend_type)
-            yield OutputTensor(name, dtype, info.shape, terms)
 
 
 def _blend_type(stored: set[str], shape: tuple[int, ...], requested: str | None) -> str:

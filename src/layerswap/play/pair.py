@@ -21,7 +21,8 @@ from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import PartitionMethod, SwapMethod
 from layerswap.ground.errors import RecipeError, visible
 from layerswap.ground.yaml_file import dump_yaml
-from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import make_plan
+from layerswap.merge.plan import Plan
 from layerswap.report.stack import stack_zones
 
 SWAP = re.compile(r"swap\.(\d{1,4})\.(\d{1,4})\.(\d{1,4})\.(\d{1,4})\.(blend|language|task)", re.A)

@@ -21,8 +21,8 @@ from layerswap.engine.sweep import Sweep
 from layerswap.evaluation.examples import read_examples
 from layerswap.ground.errors import LayerswapError, RecipeError
 from layerswap.ground.strict import Strict
-from layerswap.merge import Plan
 from layerswap.merge.folder import plan_tokenizer
+from layerswap.merge.plan import Plan
 from layerswap.play.pair import Pair
 
 Event = dict[str, Any]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from layerswap.merge import Plan
+    from layerswap.merge.plan import Plan
 
 HERE = "127.0.0.1"
 LARGEST_BODY = 1 << 16

@@ -34,7 +34,8 @@ from layerswap.experiment.conditions import Condition
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import EvaluationError, StudyError
 from layerswap.ground.types import Log, duration
-from layerswap.merge import Plan, make_plan
+from layerswap.merge.api import make_plan
+from layerswap.merge.plan import Plan
 from layerswap.merge.trained import base_notes
 from layerswap.report.tables import write_tables
 from layerswap.study.conditions import LanguageModels, RecipeData, recipes

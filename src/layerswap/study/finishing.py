@@ -22,7 +22,7 @@ from layerswap.experiment.conditions import Condition, finished, methods
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import counted
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 from layerswap.reading.letters import bare
 from layerswap.study.conditions import RecipeData, alone
 from layerswap.study.evaluating import EvaluateStep

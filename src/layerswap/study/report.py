@@ -43,7 +43,7 @@ from layerswap.experiment.verdict import opening, verdict_in_words
 from layerswap.ground.errors import StudyError
 from layerswap.ground.types import Log, counted
 from layerswap.ground.yaml_file import dump_yaml
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 from layerswap.merge.metadata import command_lines, study_uses
 from layerswap.report.charts import draw_intervals, draw_ranks
 from layerswap.report.drawing import Drawing

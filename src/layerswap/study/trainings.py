@@ -21,7 +21,7 @@ from layerswap.ground.errors import EvaluationError, StudyError
 from layerswap.ground.lease import Owner, taken
 from layerswap.ground.strict import Strict
 from layerswap.ground.types import Log
-from layerswap.merge import make_plan
+from layerswap.merge.api import make_plan
 from layerswap.study.inputs import layers_of
 from layerswap.study.kind import Kind, given
 from layerswap.study.mixes import MIX

@@ -19,8 +19,8 @@ from layerswap.compose.presets import PARTITIONS
 from layerswap.evaluation.languages import match
 from layerswap.ground.errors import EvaluationError, RecipeError, TrainingError
 from layerswap.ground.types import Log
-from layerswap.merge import Plan
 from layerswap.merge.api import revert, soup
+from layerswap.merge.plan import Plan
 from layerswap.training.expert.save import CHECKPOINTS, checkpoints, read_training, trainer_state
 from layerswap.training.expert.spec import ExpertSpec, Side
 from layerswap.training.expert.trainer import train
