@@ -54,6 +54,7 @@ SEVERAL = (
     auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     auto.MODEL_MAPPING_NAMES,
+    auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
 )
 FEW = 4
 """Layers whose names are compared in memory and on disk."""
@@ -175,8 +176,8 @@ def starts(model: Any) -> set[str]:
 
 def accepts(model: Any) -> Callable[[str], bool]:
     """Whether transformers finds a layer of the model behind a stem, also of older files."""
-    names = [*filter(re.compile(r"(\D|\.0\.)+").fullmatch, model.state_dict())]
-    first = {name: parse_name(name) for name in names}
+    zeros = (n for n in model.state_dict() if {*filter(str.isdecimal, n.split("."))} <= {"0"})
+    first = {name: parse_name(name) for name in zeros}
     behind = {name[name.index(".0.") :] for name, parsed in first.items() if parsed.layer == 0}
     mapping = get_model_conversion_mapping(model)
     plain = [each for each in mapping if isinstance(each, WeightRenaming)]

@@ -43,28 +43,25 @@ WRAPPED = (
 
 @pytest.mark.parametrize("form", WRAPPED)
 def test_wrappers_are_left_out(form):
-    found = unwrapped([form.format(name) for name in NAMES])
+    found = unwrapped([form.format(name) for name in NAMES], {})
     assert list(found.values()) == NAMES
 
 
 @pytest.mark.parametrize("name", ["module.norm.weight", "model.language_model.norm.weight"])
 def test_a_prefix_of_some_names_is_no_wrapper(name):
-    assert [*unwrapped([*NAMES, name]).values()] == [*NAMES, name]
+    assert [*unwrapped([*NAMES, name], {}).values()] == [*NAMES, name]
 
 
 def test_one_tensor_under_two_names_is_refused():
     with pytest.raises(CheckpointError, match="twice, with and without the words"):
-        unwrapped(["model.norm.weight", "model._orig_mod.norm.weight"])
+        unwrapped(["model.norm.weight", "model._orig_mod.norm.weight"], {})
 
 
-def test_an_unmerged_adapter_is_refused():
-    names = [
-        "model.layers.0.q_proj.base_layer.weight",
-        "model.layers.0.q_proj.lora_A.default.weight",
-    ]
-    assert refusal(unwrapped, names) == (
-        "holds an adapter that is not merged ('model.layers.0.q_proj.base_layer.weight'); merge it "
-        "with PEFT's merge_and_unload and save the model again"
+@pytest.mark.parametrize("end", ["base_layer.weight", "modules_to_save.default.weight"])
+def test_an_unmerged_adapter_is_refused(end):
+    assert refusal(unwrapped, ["model.norm.weight", f"lm_head.{end}"], {}) == (
+        f"holds an adapter that is not merged ('lm_head.{end}'); merge it with PEFT's "
+        "merge_and_unload and save the model again"
     )
 
 

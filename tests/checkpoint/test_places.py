@@ -11,7 +11,7 @@ from torch import nn
 
 from layerswap.checkpoint import places
 from layerswap.checkpoint.classes import HEADS, PREFIXES
-from layerswap.checkpoint.configuration import encoder_layers
+from layerswap.checkpoint.configuration import configured_layers, encoder_layers
 from layerswap.checkpoint.names import canonical, renaming
 from layerswap.checkpoint.places import (
     ROLES,
@@ -76,8 +76,9 @@ def test_layers_and_heads_of_encoders_and_encoder_decoders(name):
     base = {id(tensor) for tensor in model.base_model.parameters()}
     embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     places = place_tensors([key for key, _ in model.named_parameters()])
-    assert count_layers(places) == len(layers) == (LAYERS if len(stacks(model)) == 1 else 5)
-    assert encoder_layers(model.config.to_dict()) == (0 if len(stacks(model)) == 1 else 3)
+    config = {**model.config.to_dict(), "architectures": [name]}
+    assert count_layers(places) == len(layers) == configured_layers(config)
+    assert encoder_layers(config) == (0 if len(stacks(model)) == 1 else 3)
     for key, tensor in model.named_parameters():
         where = places[key]
         assert where.layer == of_layer.get(id(tensor)), key

@@ -156,6 +156,8 @@ ENCODERS = {
     "NllbMoeForConditionalGeneration": PAIR | {"num_experts": 4, "encoder_sparse_step": 2,
                                                "decoder_sparse_step": 2},
     "T5ForConditionalGeneration": T5,
+    "T5EncoderModel": T5,
+    "UMT5EncoderModel": T5,
     "LongT5Model": T5,
     "LongT5ForConditionalGeneration": T5 | {"encoder_attention_type": "transient-global"},
     "SwitchTransformersForConditionalGeneration": T5 | {"num_experts": 4},

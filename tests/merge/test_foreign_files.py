@@ -128,7 +128,7 @@ def test_an_adapter_has_the_names_in_memory(family, tmp_path, bake):
         return name.replace("base_model.model.model.", "base_model.model.model.language_model.")
 
     base = renamed(family["base"], tmp_path / "disk", on_disk)
-    change_config(base, architectures=["OtherForCausalLM"])
+    change_config(base, architectures=["OtherForCausalLM"], model_type="other")
     plain, other = {}, {}
     for seed, name in enumerate(("task", "language")):
         plain[name] = write_adapter(tmp_path / f"plain-{name}", family["base"], seed, 4)

@@ -58,6 +58,7 @@ def test_a_sum_of_any_weights_is_exact(experts, tmp_path):
         "models": [{"model": name, "parameters": {"weight": w}} for name, w in parts],
     }
     result = merged(config, experts, tmp_path / "out")
+    assert "the weights of linear add up to 1.3" in "".join(planned(config, experts).notes)
     for name, values in result.items():
         expected = sum(w * arrays(experts[n])[name].astype(np.float64) for n, w in parts)
         np.testing.assert_allclose(values, expected, rtol=3e-7, atol=2e-8, err_msg=name)

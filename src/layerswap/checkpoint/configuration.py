@@ -9,7 +9,7 @@ from typing import Any
 from layerswap.checkpoint.adapter import ZERO3
 from layerswap.checkpoint.given import CONFIG, is_adapter, other_kind
 from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.names import method_of, predicting, text_config, weight_of
+from layerswap.checkpoint.names import method_of, predicting, stems_of, text_config, weight_of
 from layerswap.checkpoint.places import Numbered, Pattern, Place, place_by_number, place_tensors
 from layerswap.ground.errors import CheckpointError
 from layerswap.ground.strict_json import quoted, read_json_object
@@ -63,17 +63,24 @@ def check_stored(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
 
 def configured_layers(config: Mapping[str, Any]) -> int | None:
     """Return the number of layers by the configuration; None if it has none."""
-    text = text_config(config)
-    for key in LAYER_COUNTS:
+    inner = config.get("decoder")
+    text = inner if isinstance(inner, dict) else text_config(config)  # T5Gemma
+    for key in ENCODER_COUNTS + LAYER_COUNTS if encoder_alone(config) else LAYER_COUNTS:
         if type(text.get(key)) is int:
             return int(text[key]) + encoder_layers(config)
     kinds = text.get("layers_block_type")  # Nemotron-H has no other count
     return len(kinds) if isinstance(kinds, list) and kinds else None
 
 
+def encoder_alone(config: Mapping[str, Any]) -> bool:
+    """True for the class of an encoder-decoder's encoder, whatever its configuration counts."""
+    stems = stems_of(config)
+    return bool(stems) and all("encoder." in stem and "decoder" not in stem for stem in stems)
+
+
 def encoder_layers(config: Mapping[str, Any]) -> int:
     """Return the number of an encoder-decoder's encoder layers; 0 for other models."""
-    if not config.get("is_encoder_decoder"):
+    if not config.get("is_encoder_decoder") or encoder_alone(config):
         return 0
     if isinstance(inner := config.get("encoder"), dict):  # T5Gemma
         return configured_layers(inner) or 0
@@ -97,7 +104,7 @@ def place_all(
         places = place_tensors(stored, layers=layers, patterns=patterns)
     except CheckpointError:
         # By its number alone, a layer could be the encoder's or the decoder's.
-        if layers is None or config.get("is_encoder_decoder"):
+        if layers is None or encoder_layers(config):
             raise
         placed = place_by_number(stored, layers=layers, patterns=patterns)
         if placed is None:

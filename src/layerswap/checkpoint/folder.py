@@ -10,7 +10,7 @@ from layerswap.checkpoint.checkpoint import Checkpoint
 from layerswap.checkpoint.configuration import check_stored, place_all, read_config
 from layerswap.checkpoint.given import Given
 from layerswap.checkpoint.header import TensorInfo
-from layerswap.checkpoint.names import class_of, unloaded, unwrapped
+from layerswap.checkpoint.names import unloaded, unwrapped
 from layerswap.checkpoint.shards import read_tensors
 from layerswap.ground.errors import error_context
 
@@ -35,7 +35,7 @@ class SafetensorsFolder(Checkpoint):
         config = read_config(folder)
         tensors = cls.stored(given, config)
         with error_context(given.source):
-            plain = unwrapped(tensors, class_of(config))
+            plain = unwrapped(tensors, config)
             tensors = {plain[stored]: info for stored, info in tensors.items()}
             check_stored(tensors, config)
             places, numbered, predicted = place_all(tensors, config, given.patterns)

@@ -129,14 +129,14 @@ def renaming(names: Collection[str], like: Collection[str]) -> dict[str, str]:
     return {n: by_core[core] for n in left if ours[core := canonical(n)] == 1 and core in by_core}
 
 
-def unwrapped(names: Collection[str], class_name: str | None = None) -> dict[str, str]:
+def unwrapped(names: Collection[str], config: Mapping[str, Any]) -> dict[str, str]:
     """Map stored names to names without training wrappers around a class of transformers.
 
     Raises a CheckpointError for two names that differ by wrappers only, and for unmerged adapters.
     """
     inner = {name: without_training_words(name) for name in names}
     removed = sorted({w for name in names for w in name.split(".")} & TRAINING_WORDS)
-    while prefix := _common_prefix(inner.values(), class_name):
+    while prefix := _common_prefix(inner.values(), config):
         removed.append(prefix.rstrip("."))
         inner = {stored: name.removeprefix(prefix) for stored, name in inner.items()}
     unmerged = next((name for name in names if UNMERGED.search(name)), None)
@@ -171,12 +171,17 @@ def loads(name: str, config: Mapping[str, Any]) -> bool | None:
 
     Compares the words before a layer and the first two words in it, not the whole name.
     """
-    kind, class_name, stack = config.get("model_type"), class_of(config), parse_name(name).stack
-    stems = [f".{stem}" for stem, classes in CLASSES["layers"].items() if class_name in classes]
+    stems, stack = stems_of(config), parse_name(name).stack
     if not stems:
         return None
-    found = stack is None or any(stem.endswith(f".{stack}") for stem in stems)
-    return found and kind in CLASSES["starts"].get(start_of(name), ())
+    found = stack is None or any(f".{stem}".endswith(f".{stack}") for stem in stems)
+    return found and config.get("model_type") in CLASSES["starts"].get(start_of(name), ())
+
+
+def stems_of(config: Mapping[str, Any]) -> list[str]:
+    """What may stand before the layers of the class of a configuration; empty if unknown."""
+    class_name = class_of(config)
+    return [stem for stem, classes in CLASSES["layers"].items() if class_name in classes]
 
 
 def needed_starts(config: Mapping[str, Any]) -> set[str]:
@@ -186,13 +191,12 @@ def needed_starts(config: Mapping[str, Any]) -> set[str]:
     return {start for start, kinds in listed if kind in kinds and start.split(".")[0] not in HEADS}
 
 
-def _common_prefix(names: Collection[str], class_name: str | None) -> str | None:
+def _common_prefix(names: Collection[str], config: Mapping[str, Any]) -> str | None:
     """Find the prefix of a wrapper that all names share; None without one.
 
     A module that holds the model, whatever it is called, stands before the layers of its class.
     """
-    known = [stem for stem, classes in CLASSES["layers"].items() if class_name in classes]
-    own = sorted(known or ["model.layers"], key=len, reverse=True)
+    own = sorted(stems_of(config) or ["model.layers"], key=len, reverse=True)
     layers = re.compile(rf"(.+?\.)??(?:{'|'.join(map(re.escape, own))})\.\d")
     held = next((match[1] for match in map(layers.match, names) if match), None)
     return next((prefix for prefix in (*TRAINING_PREFIXES, held)

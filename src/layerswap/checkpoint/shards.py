@@ -47,9 +47,12 @@ def read_tensors(folder: Path, find: Find) -> dict[str, TensorInfo]:
         why = f"has {names[0]} but neither {SINGLE} nor {INDEX}; "
         if names == ["consolidated.safetensors"]:
             why += "its names are not those of transformers: download model*.safetensors"
+        elif any(map(NUMBERED.fullmatch, names)):
+            why += AGAIN
+        elif len(names) == 1:
+            why += f"if it is the whole model, rename it to {SINGLE}"
         else:
-            unnumbered = len(names) == 1 and not NUMBERED.fullmatch(names[0])
-            why += f"if it is the whole model, rename it to {SINGLE}" if unnumbered else AGAIN
+            why += "the index says which of its files are the model, so download or save it too"
     else:
         why = next((why for form, why in NOT_SAFETENSORS.items() if any(folder.glob(form))), "")
         why = why or f"has no weights; {other_kind(folder)}"

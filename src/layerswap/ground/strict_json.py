@@ -64,6 +64,8 @@ def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:
         reason = "nested too deeply"
     except ValueError as error:
         reason = mistaken(data) or f"not valid JSON ({error})"
+        if not data.strip(b"\0 \n"):
+            reason = "empty, as an interrupted download leaves it; download it again"
     raise CheckpointError(f"{where}: {reason}")
 
 

@@ -19,6 +19,7 @@ from layerswap.checkpoint.places import HEAD, pattern_advice
 from layerswap.checkpoint.read import equal_anywhere, first_floats, same_sample
 from layerswap.checkpoint.remote import RemoteFile
 from layerswap.compose import Composition
+from layerswap.compose.blend import Operation
 from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
 from layerswap.ground.errors import MergeError, shortened
 from layerswap.ground.strict_json import INFINITIES
@@ -190,6 +191,19 @@ def tied_notes(
         "embedding and head are one tensor (tied), so the blend changes both input and output; "
         "compare it with --outside language"
     ]
+
+
+def sum_notes(composition: Composition) -> list[str]:
+    """A note on weights of `linear`, which is no average unless they add up to 1."""
+    members = (member for blend in composition.blends.values() for member in blend.members)
+    linear = (m for m in members if isinstance(m, Operation) and m.method == "linear")
+    sums = {sum(weight for _, weight in operation.inputs) for operation in linear}
+    return [
+        f"the weights of linear add up to {total:g}: for an average, give weights of 1 in all, "
+        "or a soup"
+        for total in sums
+        if not math.isclose(total, 1)
+    ][:1]
 
 
 def _reads_embedding(checkpoint: Checkpoint, drop: frozenset[str]) -> bool:

@@ -31,6 +31,7 @@ from layerswap.merge.compatibility import (
     numbered_notes,
     origin_notes,
     stack_notes,
+    sum_notes,
     tied_notes,
     zero_notes,
 )
@@ -477,6 +478,7 @@ class Format(ABC):
             *zero_notes(plan.used),
             *numbered_notes(plan.reference),
             *stack_notes(plan.reference),
+            *sum_notes(plan.composition),
             *copy_notes(plan.used, plan.base),
             *tied_notes(plan.composition, plan.reference, plan.drop, plan.equal_tensors),
             *label_notes(plan.composition, plan.used, plan.reference),
