@@ -408,7 +408,10 @@ def test_a_merged_adapter_has_the_names_of_the_class_that_opens_it(
         model = getattr(tf, name).from_pretrained(base)
         _adapter(folder, model, base, 1, target_modules=targets, task_type=kind)
         change_config(folder, file="adapter_config.json", task_type=task, auto_mapping=mapped)
-    ls.soup(experts).save(tmp_path / "out")
+    plan = ls.soup(experts)
+    if llama:  # in memory as a causal language model; PEFT fills names that it misses with zeros
+        assert all(t.any() for n, t in plan.load().named_parameters() if ".lora_B" in n)
+    plan.save(tmp_path / "out")
     monkeypatch.chdir(tmp_path / "out")
     exec(Path("README.md").read_text().split("```python\n")[1].split("```")[0], card := {})
     loaded = dict(card["model"].named_parameters())

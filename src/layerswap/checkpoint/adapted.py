@@ -122,16 +122,17 @@ class AdaptedModel(Checkpoint):
         )  # fmt: skip
 
     def merged(
-        self, adapters: Collection[AdaptedModel]
+        self, adapters: Collection[AdaptedModel], task: str | None = None
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
         """Return the configuration of an output of merged adapters, and the names for its class.
 
         The configuration decides which class of the base PEFT opens. Most adapters have the names
         of their base, and no names are returned. For others transformers is asked; the first class
-        with this adapter's names goes before others. The names are by their canonical forms.
+        with this adapter's names goes before others. The names are by their canonical forms. With
+        `task`, the output is for the class of that task.
         """
-        config = dict(self.adapter.config)
-        if all(adapter._wrappers[0] == adapter._wrappers[1] for adapter in adapters):
+        config = {**self.adapter.config, **({"task_type": task} if task else {})}
+        if not task and all(adapter._wrappers[0] == adapter._wrappers[1] for adapter in adapters):
             return config, {}
         classes = opened_classes(self.config, config)
         if not classes and len({adapter._wrappers[1] for adapter in adapters}) > 1:
@@ -140,7 +141,7 @@ class AdaptedModel(Checkpoint):
                 "not know them: ask for full weights with `bake: true` (--bake)"
             )
         own = {f"{path}.weight" for path in self.adapter.modules if in_layers(path)}
-        found = [each for each in classes if own <= {*each[2].values()}] or classes
+        found = [each for each in classes if task or own <= {*each[2].values()}] or classes
         for name, module, names in found[:1]:
             if not config.get("task_type"):
                 config["auto_mapping"] = {"base_model_class": name, "parent_library": module}

@@ -167,7 +167,7 @@ class AdapterFormat(FolderFormat):
         plan = checked_for_loading(plan)
         assert plan.base is not None, "adapters are opened with their base"
         with TemporaryDirectory() as folder:
-            write_adapter(Path(folder), plan)
+            write_adapter(Path(folder), plan, "CAUSAL_LM")
             where = plan.base.source if plan.base.revision else str(plan.base.folder)
             return load_adapter(load_causal_lm(where, revision=plan.base.revision), folder)
 
@@ -237,13 +237,16 @@ def _dtype(plan: Plan) -> str:
     return plan.recipe.dtype or "float32"
 
 
-def write_adapter(folder: Path, plan: Plan) -> None:
-    """Write the weights, the configuration and the documents of a merged adapter."""
+def write_adapter(folder: Path, plan: Plan, task: str | None = None) -> None:
+    """Write the weights, the configuration and the documents of a merged adapter.
+
+    With `task`, for the class of that task; otherwise for the class of the first adapter's.
+    """
     dtype = FLOAT_NAMES[_dtype(plan)]
     tensors: dict[str, Stored] = {}
     ranks: dict[str, int] = {}
     lost: dict[str, float] = {}
-    config, names = adapted(plan.reference).merged([*map(adapted, plan.used.values())])
+    config, names = adapted(plan.reference).merged([*map(adapted, plan.used.values())], task)
     for module, parts in adapted_modules(plan):
         own = f"{module}.weight"
         path = names.get(canonical(own), own).removesuffix(".weight")
