@@ -179,23 +179,20 @@ def _find_stored(
         raise CheckpointError(f"lacks {quoted(name)} of {like.identity}")
     stored = checkpoint.tensors[gguf_name]
     if expert is not None:
-        stored = _expert(stored, int(expert[1]))
+        number, (count, *shape) = int(expert[1]), stored.shape
+        if number >= count:
+            raise CheckpointError(
+                f"tensor {stored.name!r} has {count} experts, and no expert {number}"
+            )
+        nbytes = byte_length(stored.dtype, shape)
+        offset = stored.offset + number * nbytes
+        stored = replace(stored, shape=tuple(shape), offset=offset, nbytes=nbytes)
     if stored.shape != info.shape and math.prod(stored.shape) != math.prod(info.shape):
         raise CheckpointError(
             f"tensor {gguf_name!r} is {list(stored.shape)}; {name!r} of {like.identity} is "
             f"{list(info.shape)}"
         )
     return stored
-
-
-def _expert(stored: TensorInfo, number: int) -> TensorInfo:
-    """Return one expert of a stack of experts."""
-    count, *shape = stored.shape
-    if number >= count:
-        raise CheckpointError(f"tensor {stored.name!r} has {count} experts, and no expert {number}")
-    nbytes = byte_length(stored.dtype, shape)
-    offset = stored.offset + number * nbytes
-    return replace(stored, shape=tuple(shape), offset=offset, nbytes=nbytes)
 
 
 def _row_order(

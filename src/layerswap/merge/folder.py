@@ -56,7 +56,7 @@ from layerswap.versions import need_extras
 
 if TYPE_CHECKING:
     import torch
-    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 class FolderFormat(Format):
@@ -152,7 +152,16 @@ def build_model(
     plan: Plan, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
     """Build a plan's model, which shares the given tensors where possible."""
-    config, generation = _configurations(plan)
+    if plan.reference.quantised:
+        raise MergeError(
+            f"{plan.reference.source}: quantised weights can only be copied here; save the plan, "
+            "and load the folder with transformers or vLLM"
+        )
+    # transformers reads a configuration from a folder, and upgrades older ones on the way.
+    with tempfile.TemporaryDirectory() as folder:
+        write_configuration(Path(folder), plan)
+        config = load_config(folder, named=plan.reference.source)
+        generation = load_generation_config(folder, named=plan.reference.source)
     model, loading = load_weights(config, weights, dtype, named=plan.reference.source)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := loading.get(key):
@@ -163,19 +172,6 @@ def build_model(
     if generation is not None:
         model.generation_config = generation
     return model
-
-
-def _configurations(plan: Plan) -> tuple[PreTrainedConfig, GenerationConfig | None]:
-    if plan.reference.quantised:
-        raise MergeError(
-            f"{plan.reference.source}: quantised weights can only be copied here; save the plan, "
-            "and load the folder with transformers or vLLM"
-        )
-    # transformers reads a configuration from a folder, and upgrades older ones on the way.
-    with tempfile.TemporaryDirectory() as folder:
-        write_configuration(Path(folder), plan)
-        config = load_config(folder, named=plan.reference.source)
-        return config, load_generation_config(folder, named=plan.reference.source)
 
 
 def plan_tokenizer(plan: Plan) -> Any:

@@ -440,10 +440,8 @@ def _shards(groups: Sequence[_Group], metadata: Mapping[str, str]) -> list[Shard
     for number, group in enumerate(groups, start=1):
         file = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
         entries = [(t.name, t.dtype, t.shape, t.nbytes) for t in group.tensors]
-        if group.start is None:
-            header = header_bytes(entries, metadata)
-        else:
-            header = header_bytes(entries, metadata, multiple=BLOCK, remainder=group.start)
+        multiple, remainder = (8, 0) if group.start is None else (BLOCK, group.start)
+        header = header_bytes(entries, metadata, multiple=multiple, remainder=remainder)
         placed, offset = [], len(header)
         for tensor in group.tensors:
             placed.append((tensor, offset))
