@@ -36,10 +36,9 @@ def make(root, config, dtype=torch.float32):
 def test_the_weight_is_one_over_the_mean_mav_of_all_rows(tmp_path, monkeypatch, dtype, chunk):
     monkeypatch.setattr(measure, "SUMMED", chunk)
     base, *experts = make(tmp_path, tiny_llama(), dtype)
+    opened = open_checkpoint(str(base))
     for expert in experts:
-        found = measure.magnitude_weight(
-            open_checkpoint(str(base)), [(open_checkpoint(str(expert)), 1.0)]
-        )
+        found = measure.magnitude_weight(opened, [(open_checkpoint(str(expert)), 1.0)])
         assert found == pytest.approx(direct(base, expert), rel=1e-6)
 
 

@@ -156,11 +156,8 @@ def label_notes(
         if label_rows(expert, reference):
             yield f"the labels of {name} are put into the order of {reference.identity}'s"
     named = next((name for name, c in experts.items() if labels_of(c)), None)
-    blended = {
-        name: c
-        for name, c in experts.items()
-        if name in composition[HEAD].experts and c.labelled and not c.borrowed
-    }
+    own = {n: c for n, c in experts.items() if c.labelled and not c.borrowed}
+    blended = {n: c for n, c in own.items() if n in composition[HEAD].experts}
     without = [name for name, c in blended.items() if not labels_of(c)]
     if named:
         for name in without:
