@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.compose import default_zones
+from layerswap.compose.presets import default_zones
 from layerswap.deltas.atlas import measure_delta
 from layerswap.engine.sweep import Sweep
 from layerswap.experiment.compare import choose

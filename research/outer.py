@@ -25,7 +25,7 @@ import numpy as np
 import yaml
 
 import layerswap as ls
-from layerswap.compose import Zones, default_zones
+from layerswap.compose.presets import Zones, default_zones
 from layerswap.evaluation.statistics import (
     Values,
     mean_over_groups,

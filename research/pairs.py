@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint.loading import without_progress_bars
-from layerswap.compose import Composition, Outside, Zones, default_zones, zone_grid
-from layerswap.compose import soup as everywhere
-from layerswap.compose import swap as layers_of
-from layerswap.compose.presets import partition_zones
+from layerswap.compose.composition import Composition
+from layerswap.compose.presets import Outside, Zones, default_zones, partition_zones, zone_grid
+from layerswap.compose.presets import soup as everywhere
+from layerswap.compose.presets import swap as layers_of
 from layerswap.compose.recipe import check_recipe
 from layerswap.experiment.conditions import DEFAULT as DEFAULT_SWAP
 from layerswap.lab.assets import shipped

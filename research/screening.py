@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.compose import zone_grid
+from layerswap.compose.presets import zone_grid
 from layerswap.engine.sweep import Sweep
 from layerswap.experiment.conditions import swapped
 from layerswap.lab.assets import Lab, open_lab, shipped

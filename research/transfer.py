@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow.parquet
 from scipy.stats import wilcoxon
 
-from layerswap.compose import Zones
+from layerswap.compose.presets import Zones
 from layerswap.evaluation.statistics import (
     RESAMPLES,
     Interval,

@@ -18,7 +18,10 @@ from layerswap.versions import __version__
 
 if TYPE_CHECKING:  # so that editors and type checkers know the names
     from layerswap.checkpoint import Checkpoint, Place, open_checkpoint  # noqa: F401
-    from layerswap.compose import Blend, Composition, Recipe, Zones, parse_recipe, read_recipe  # noqa: F401
+    from layerswap.compose.blend import Blend  # noqa: F401
+    from layerswap.compose.composition import Composition  # noqa: F401
+    from layerswap.compose.presets import Zones  # noqa: F401
+    from layerswap.compose.recipe import Recipe, parse_recipe, read_recipe  # noqa: F401
     from layerswap.deltas.atlas import Atlas  # noqa: F401
     from layerswap.deltas.atlas import measure_delta as delta  # noqa: F401
     from layerswap.engine import Sampling, Sweep  # noqa: F401
@@ -36,16 +39,16 @@ if TYPE_CHECKING:  # so that editors and type checkers know the names
 
 _HOME = {
     "Atlas": "deltas.atlas",
-    "Blend": "compose",
+    "Blend": "compose.blend",
     "Checkpoint": "checkpoint",
-    "Composition": "compose",
+    "Composition": "compose.composition",
     "LayerswapError": "ground.errors",
     "Place": "checkpoint",
     "Plan": "merge.plan",
-    "Recipe": "compose",
+    "Recipe": "compose.recipe",
     "Sampling": "engine",
     "Sweep": "engine",
-    "Zones": "compose",
+    "Zones": "compose.presets",
     "compare": "experiment.runs",
     "delta": "deltas.atlas:measure_delta",
     "estimate_fisher": "evaluation.fisher",
@@ -53,10 +56,10 @@ _HOME = {
     "instruct": "merge.api",
     "make_plan": "merge.api",
     "open_checkpoint": "checkpoint",
-    "parse_recipe": "compose",
+    "parse_recipe": "compose.recipe",
     "partition": "merge.api",
     "play": "play",
-    "read_recipe": "compose",
+    "read_recipe": "compose.recipe",
     "revert": "merge.api",
     "soup": "merge.api",
     "swap": "merge.api",

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose import Blend, Composition, soup, swap
-from layerswap.compose.composition import all_places
+from layerswap.compose.blend import Blend
+from layerswap.compose.composition import Composition, all_places
+from layerswap.compose.presets import soup, swap
 from layerswap.ground.errors import RecipeError
 
 BLENDS = st.dictionaries(st.sampled_from("abcd"), st.floats(1e-3, 1e3), min_size=1).map(Blend.of)

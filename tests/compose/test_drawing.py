@@ -1,6 +1,7 @@
 """Drawings, line by line."""
 
-from layerswap.compose import Zones, draw, partition, soup, swap
+from layerswap.compose.composition import draw
+from layerswap.compose.presets import Zones, partition, soup, swap
 
 SWAP_8 = """\
 head, final norm ▒▒▒▒▒▒▒▒▒▒ 0.5 language + 0.5 task

@@ -8,10 +8,9 @@ import torch
 from refusals import refused
 
 from layerswap.checkpoint.places import Place, place_tensors
-from layerswap.compose import Blend, parse_recipe
-from layerswap.compose.blend import Operation
+from layerswap.compose.blend import Blend, Operation
 from layerswap.compose.mergekit import read_setting, value_at
-from layerswap.compose.recipe import check_recipe
+from layerswap.compose.recipe import check_recipe, parse_recipe
 from layerswap.ground.errors import RecipeError
 
 BASE = Blend.of("base")

@@ -7,7 +7,8 @@ import pytest
 from refusals import refused
 
 from layerswap.checkpoint.places import Place
-from layerswap.compose import Blend, Zones, default_zones, instruct, partition, swap, zone_grid
+from layerswap.compose.blend import Blend
+from layerswap.compose.presets import Zones, default_zones, instruct, partition, swap, zone_grid
 from layerswap.ground.errors import RecipeError
 
 

@@ -4,7 +4,9 @@ import pytest
 from refusals import refused
 
 from layerswap.checkpoint.places import Pattern, Place
-from layerswap.compose import Blend, Zones, parse_recipe, partition, read_recipe, soup, swap
+from layerswap.compose.blend import Blend
+from layerswap.compose.presets import Zones, partition, soup, swap
+from layerswap.compose.recipe import parse_recipe, read_recipe
 from layerswap.compose.schema import parse_size
 from layerswap.ground.errors import RecipeError
 

@@ -10,8 +10,8 @@ from families import model_of
 from tiny_models import EVERY, grid_of, same_bits, save_expert, swap_of
 
 import layerswap as ls
-from layerswap.compose import zone_grid
 from layerswap.compose.presets import swap as swap_composition
+from layerswap.compose.presets import zone_grid
 from layerswap.engine import scoring
 from layerswap.engine.rows import make_batches, make_rows
 from layerswap.engine.sweep import Sweep

@@ -7,7 +7,7 @@ import pytest
 from merging import recipe_plan
 
 import layerswap as ls
-from layerswap.compose import Zones
+from layerswap.compose.presets import Zones
 from layerswap.evaluation.statistics import mean_interval, paired_difference
 from layerswap.experiment.compare import Compared, choose, split_documents
 from layerswap.experiment.conditions import (

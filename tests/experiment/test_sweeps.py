@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import layerswap as ls
 from layerswap.cli import app
-from layerswap.compose import Zones
+from layerswap.compose.presets import Zones
 from layerswap.experiment.answers import Answer, open_folder
 from layerswap.experiment.conditions import (
     CHANCE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from layerswap.compose import Zones, swap
+from layerswap.compose.presets import Zones, swap
 from layerswap.report.charts import draw_heat_map, draw_intervals
 from layerswap.report.page import Report, Section
 from layerswap.report.stack import draw_stack

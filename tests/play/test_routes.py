@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.compose import parse_recipe
+from layerswap.compose.recipe import parse_recipe
 from layerswap.ground.errors import RecipeError
 from layerswap.lab.assets import shipped
 from layerswap.lab.quickstart import lab_plan

@@ -10,7 +10,7 @@ import pytest
 from accessibility import AXE, open_browser, violations
 
 from layerswap.checkpoint.hub import TRAINING
-from layerswap.compose import Zones
+from layerswap.compose.presets import Zones
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, write_answers
 from layerswap.experiment.benchmarks import BenchmarkScores, StudyResults, benchmark_result
 from layerswap.experiment.conditions import DEFAULT, SOUP, TASK_EXPERT, Condition, finished

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from layerswap.checkpoint import open_checkpoint
 from layerswap.checkpoint.hub import TRAINING
 from layerswap.cli import app
-from layerswap.compose import Zones
+from layerswap.compose.presets import Zones
 from layerswap.evaluation.settings import EvaluationSettings
 from layerswap.evaluation.statistics import student_interval
 from layerswap.experiment import benchmarks as study_results

@@ -47,7 +47,7 @@ def test_full_sft_writes_an_ordinary_float32_checkpoint(tmp_path, base, rows):
 @pytest.mark.parametrize("name", sampled("ABCZ", "A"))
 @pytest.mark.parametrize("part", ["task", "language"])
 def test_partial_sft_changes_its_part_and_nothing_else(tmp_path, base, rows, name, part):
-    from layerswap.compose import partition
+    from layerswap.compose.presets import partition
 
     train = {"partition": name, "part": part}
     out = train_expert(tmp_path, base, data=data_files(rows, "task"), train=train)

@@ -12,7 +12,7 @@ from layerswap.cli import commands, options, output
 from layerswap.ground.errors import MergeError, RecipeError
 
 if TYPE_CHECKING:
-    from layerswap.compose import Recipe
+    from layerswap.compose.recipe import Recipe
     from layerswap.merge.plan import Plan
     from layerswap.merge.target import MergeOptions
 
@@ -394,7 +394,7 @@ def verify(
 def _verify_against(
     planned: Path, model: str, moved: dict[str, str], settings: dict[str, Any]
 ) -> None:
-    from layerswap.compose import read_recipe
+    from layerswap.compose.recipe import read_recipe
     from layerswap.merge.api import make_plan
     from layerswap.merge.compare import verify_against
     from layerswap.merge.verification import read_record

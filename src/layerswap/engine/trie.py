@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerswap.checkpoint import Place
-from layerswap.compose import Composition
-from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
+from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, Composition
 from layerswap.engine.prefix import PrefixCache, PrefixedStates, read_prefix
 from layerswap.engine.split import (
     Entry,

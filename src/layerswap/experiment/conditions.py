@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
-from layerswap.compose import Zones, default_zones, zone_grid
+from layerswap.compose.presets import Zones, default_zones, zone_grid
 from layerswap.experiment.spec import Grid
 from layerswap.ground.errors import EvaluationError
 from layerswap.ground.types import Log

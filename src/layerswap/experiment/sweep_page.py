@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerswap.compose import Zones, default_zones
+from layerswap.compose.presets import Zones, default_zones
 from layerswap.engine.trie import LayerCounts
 from layerswap.evaluation.statistics import paired_difference
 from layerswap.experiment.answers import ANSWERS_TABLE, Answer, Measure, under, write_answers

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from layerswap.compose import Recipe, read_recipe
+from layerswap.compose.recipe import Recipe, read_recipe
 from layerswap.evaluation.response_cache import AnswerStore
 from layerswap.evaluation.statistics import mean_interval
 from layerswap.experiment.answers import Answer, under

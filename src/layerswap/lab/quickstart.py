@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from layerswap.checkpoint import atomic_folder
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.compose import Zones
+from layerswap.compose.presets import Zones
 from layerswap.compose.recipe import check_recipe
 from layerswap.deltas.atlas import Atlas, measure_delta
 from layerswap.engine.sweep import Sweep

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from layerswap.checkpoint.checkpoint import without_unshared
 from layerswap.checkpoint.views import restack
-from layerswap.compose import Outside, Recipe, read_recipe
-from layerswap.compose.recipe import check_recipe
+from layerswap.compose.presets import Outside
+from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.compose.schema import Expert
 from layerswap.deltas.measure import magnitude_weight
 from layerswap.ground.errors import RecipeError

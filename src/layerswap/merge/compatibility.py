@@ -18,9 +18,8 @@ from layerswap.checkpoint.names import in_layers, loads, needed_starts, start_of
 from layerswap.checkpoint.places import HEAD, pattern_advice
 from layerswap.checkpoint.read import equal_anywhere, first_floats, same_sample
 from layerswap.checkpoint.remote import RemoteFile
-from layerswap.compose import Composition
 from layerswap.compose.blend import Operation
-from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES
+from layerswap.compose.composition import LAYER_ROLES, OUTSIDE_ROLES, Composition
 from layerswap.ground.errors import MergeError, shortened
 from layerswap.ground.strict_json import INFINITIES
 from layerswap.merge.tokenizers import TOKEN_ID, VOCABULARY_SIZES

@@ -20,7 +20,7 @@ from layerswap.checkpoint.gguf import (
 from layerswap.checkpoint.gguf_file import metadata_of
 from layerswap.checkpoint.header import block_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, QUANTISED, READ_DTYPES, gguf_package
-from layerswap.compose import Recipe
+from layerswap.compose.recipe import Recipe
 from layerswap.ground.commit import atomic_file
 from layerswap.ground.errors import MergeError
 from layerswap.merge.folder import FolderFormat

@@ -15,8 +15,8 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint
 from layerswap.checkpoint.places import HEAD
-from layerswap.compose import Composition
 from layerswap.compose.blend import Operation
+from layerswap.compose.composition import Composition
 from layerswap.ground.errors import MergeError, visible
 from layerswap.ground.types import counted
 

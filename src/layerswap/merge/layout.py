@@ -18,8 +18,8 @@ from layerswap.checkpoint.header import Translated, byte_length
 from layerswap.checkpoint.names import method_of
 from layerswap.checkpoint.read import FLOAT_DTYPES, FLOAT_NAMES, equal, equal_anywhere
 from layerswap.checkpoint.remote import WeightFile
-from layerswap.compose import Blend, Composition
-from layerswap.compose.blend import Member
+from layerswap.compose.blend import Blend, Member
+from layerswap.compose.composition import Composition
 from layerswap.compose.schema import BASE
 from layerswap.ground.errors import MergeError
 from layerswap.merge.heads import label_rows, label_tensors

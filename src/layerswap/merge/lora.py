@@ -23,8 +23,8 @@ from layerswap.checkpoint.read import (
     read_tensor,
     widened,
 )
-from layerswap.compose import Recipe
 from layerswap.compose.blend import Operation
+from layerswap.compose.recipe import Recipe
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.merge.folder import FolderFormat, checked_for_loading

@@ -25,7 +25,7 @@ from layerswap.checkpoint.hub import BESIDE_WEIGHTS, PROCESSOR_FILES, TOKENIZER_
 from layerswap.checkpoint.loading import IMPLEMENTATIONS, PEFT_TASKS, SPELLINGS
 from layerswap.checkpoint.read import FLOAT_CODES
 from layerswap.checkpoint.remote import RemoteFile, WeightFile
-from layerswap.compose import draw
+from layerswap.compose.composition import draw
 from layerswap.ground import system
 from layerswap.ground.commit import write_json
 from layerswap.ground.errors import CheckpointError, LayerswapError, visible

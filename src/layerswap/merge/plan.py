@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from layerswap.checkpoint import Checkpoint, Place
 from layerswap.checkpoint.header import as_stored, is_gguf
 from layerswap.checkpoint.remote import RemoteFile
-from layerswap.compose import Composition, Recipe, draw, zone_grid
-from layerswap.compose.presets import Outside
+from layerswap.compose.composition import Composition, draw
+from layerswap.compose.presets import Outside, zone_grid
+from layerswap.compose.recipe import Recipe
 from layerswap.compose.schema import BASE, SwapMethod
 from layerswap.ground.commit import existing_parent
 from layerswap.ground.errors import MergeError, RecipeError

@@ -24,7 +24,7 @@ from layerswap.checkpoint.kinds import open_any
 from layerswap.checkpoint.quantised import quantisation_in
 from layerswap.checkpoint.read import FLOAT_DTYPES
 from layerswap.checkpoint.views import as_4_bits
-from layerswap.compose import Recipe
+from layerswap.compose.recipe import Recipe
 from layerswap.compose.schema import Expert
 from layerswap.ground.commit import refuse_unfinished
 from layerswap.ground.errors import MergeError, error_context

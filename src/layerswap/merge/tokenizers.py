@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from layerswap.checkpoint import Checkpoint, read_json_object
 from layerswap.checkpoint.vocabulary import read_vocabulary, vocabulary_of
-from layerswap.compose import Recipe
+from layerswap.compose.recipe import Recipe
 from layerswap.ground.errors import MergeError, RecipeError
 from layerswap.ground.strict_json import read_source
 from layerswap.ground.types import counted

@@ -14,8 +14,8 @@ from typing import Any
 
 from layerswap.checkpoint import Checkpoint, fingerprints, read_json_object
 from layerswap.checkpoint.hub import TRAINING
-from layerswap.compose import Recipe
 from layerswap.compose.presets import PARTITIONS
+from layerswap.compose.recipe import Recipe
 from layerswap.compose.schema import PartitionMethod
 from layerswap.ground.types import counted
 

@@ -16,8 +16,7 @@ from layerswap.checkpoint import Checkpoint, read_header, read_json_object
 from layerswap.checkpoint.gguf import read_gguf
 from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
-from layerswap.compose import Recipe
-from layerswap.compose.recipe import check_recipe
+from layerswap.compose.recipe import Recipe, check_recipe
 from layerswap.ground import system
 from layerswap.ground.commit import refuse_unfinished
 from layerswap.ground.errors import (

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from layerswap.checkpoint.hub import local_name
-from layerswap.compose import Zones, default_zones
 from layerswap.compose.composition import stack_rows
+from layerswap.compose.presets import Zones, default_zones
 from layerswap.compose.recipe import check_recipe
 from layerswap.compose.schema import PartitionMethod, SwapMethod
 from layerswap.ground.errors import RecipeError, visible

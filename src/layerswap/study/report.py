@@ -11,9 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from layerswap.compose import Recipe
 from layerswap.compose.presets import swap
-from layerswap.compose.recipe import check_recipe, read_recipe
+from layerswap.compose.recipe import Recipe, check_recipe, read_recipe
 from layerswap.deltas.atlas import Atlas
 from layerswap.evaluation.classifier import Worth
 from layerswap.experiment.answers import grouped, read_answers

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerswap.checkpoint.places import Place, place, place_tensors
-from layerswap.compose import Composition, partition, read_recipe
-from layerswap.compose.composition import all_places
+from layerswap.compose.composition import Composition, all_places
+from layerswap.compose.presets import partition
+from layerswap.compose.recipe import read_recipe
 from layerswap.ground.errors import RecipeError, TrainingError, error_context
 from layerswap.training.expert.spec import ExpertSpec, Lora, Trained
 
