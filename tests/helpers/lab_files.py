@@ -44,6 +44,11 @@ def write_rows(folder: Path, train: int, validation: int) -> None:
         (folder / f"{name}-validation.jsonl").write_text("".join(rows[train:]))
 
 
+def write_jsonl(path: Path, rows: Iterable[object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+
+
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from accessibility import AXE, found_by_axe
+from lab_files import write_jsonl
 from typer.testing import CliRunner
 
 from layerswap.cli import app
@@ -63,10 +64,6 @@ def answered(folder, speaker, choose, **changes):
             for i, item in enumerate(asked["items"])]  # fmt: skip
 
 
-def write(path, lines):
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
-
-
 def test_no_text_is_of_the_training_text(texts):
     assert "wrote study, 41 questions: mail study/ask.html" in label().output
     asked = read_questions(texts / "study")
@@ -91,9 +88,9 @@ def test_mistakes_are_one_line_and_nothing_is_written(texts, count, labels, said
 def test_two_speakers_agree_and_their_majority_is_a_test_that_new_reads(texts):
     label()
     names = ("sports", "health")
-    write(texts / "a.jsonl", answered(texts / "study", "ada", lambda i, _: names[i % 2]))
+    write_jsonl(texts / "a.jsonl", answered(texts / "study", "ada", lambda i, _: names[i % 2]))
     other = answered(texts / "study", "obi", lambda i, _: names[(i % 2) ^ (i == 0)])
-    write(texts / "b.jsonl", [*other, other[-1]])
+    write_jsonl(texts / "b.jsonl", [*other, other[-1]])
     said = done("read", "study", "a.jsonl", "b.jsonl", "--out", "test.tsv")
     assert "ada and obi: kappa 0.95" in said
     assert "1 of them given twice" in said
@@ -115,7 +112,7 @@ def test_a_file_that_came_back_is_checked(texts, changes, said):
     label()
     lines = answered(texts / "study", "ada", lambda i, _: "sports")
     lines[3] |= changes
-    write(texts / "a.jsonl", lines)
+    write_jsonl(texts / "a.jsonl", lines)
     with pytest.raises(LayerswapError, match=f"a.jsonl, answer 4.*{said}"):
         raise ask("read", "study", "a.jsonl").exception
 
@@ -129,7 +126,7 @@ def test_a_file_that_came_back_is_checked(texts, changes, said):
 )  # fmt: skip
 def test_a_damaged_file_names_its_line_and_the_remedy(texts, change, said):
     label()
-    write(texts / "a.html", answered(texts / "study", "ada", lambda i, _: "sports"))
+    write_jsonl(texts / "a.html", answered(texts / "study", "ada", lambda i, _: "sports"))
     (texts / "a.html").write_text(change((texts / "a.html").read_text("utf-8")), "utf-8")
     with pytest.raises(DataError, match=f"a.html.*{said}.*; the file was cut or changed on its"):
         raise ask("read", "study", "a.html").exception
@@ -138,7 +135,7 @@ def test_a_damaged_file_names_its_line_and_the_remedy(texts, change, said):
 def test_a_speaker_on_two_devices_is_one_speaker(texts):
     label()
     for name in ("Ada", " ada "):
-        write(texts / f"{name}.jsonl", answered(texts / "study", name, lambda i, _: "sports"))
+        write_jsonl(texts / f"{name}.jsonl", answered(texts / "study", name, lambda i, _: "sports"))
     facts = json.loads(ask("read", "study", "Ada.jsonl", " ada .jsonl", "--json").stdout)
     assert (facts["answers"], facts["twice"], facts["agreement"]) == (41, 41, [])
 
@@ -150,7 +147,7 @@ FORMULAS = ("=1+1", "+1+cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "@SUM(1)",
 def test_no_spreadsheet_runs_what_a_speaker_sent_and_no_text_is_changed(texts, answer):
     (texts / "questions.tsv").write_text("question\nHow cold?\n")
     ask("answer", "questions.tsv", "--out", "study")
-    write(texts / "a.jsonl", answered(texts / "study", "ada", lambda *_: answer))
+    write_jsonl(texts / "a.jsonl", answered(texts / "study", "ada", lambda *_: answer))
     done = ask("read", "study", "a.jsonl", "--out", "test.tsv")
     if answer in FORMULAS:
         assert isinstance(done.exception, DataError)
@@ -165,7 +162,7 @@ def test_no_spreadsheet_runs_what_a_speaker_sent_and_no_text_is_changed(texts, a
 def test_a_file_has_one_speaker_and_no_time_to_come(texts):
     label()
     own = answered(texts / "study", "ada", lambda *_: "sports")
-    write(texts / "a.jsonl", own)
+    write_jsonl(texts / "a.jsonl", own)
     other = [line | {"answer": "health", "time": "2026-01-02T00:00Z"} for line in own[:3]]
     for changes, said in (
         ([{"speaker": f"s{i}"} for i in range(3)], "b.jsonl: a file has one speaker, and this one "
@@ -175,7 +172,7 @@ def test_a_file_has_one_speaker_and_no_time_to_come(texts):
         ([{"time": "9999-12-31T23:59:59-14:00"}] * 3, "b.jsonl, answer 1: time: is in no calendar"),
         ([{"speaker": "  "}] * 3, "b.jsonl, answer 1: speaker: needs 1 to 60 characters"),
     ):  # fmt: skip
-        write(texts / "b.jsonl", [line | c for line, c in zip(other, changes, strict=True)])
+        write_jsonl(texts / "b.jsonl", [line | c for line, c in zip(other, changes, strict=True)])
         with pytest.raises(LayerswapError) as caught:
             raise ask("read", "study", "a.jsonl", "b.jsonl").exception
         assert str(caught.value).startswith(said)
@@ -189,7 +186,7 @@ def test_a_file_has_one_speaker_and_no_time_to_come(texts):
     ):
         done = ask("read", "study", "a.jsonl", "--out", out)
         assert said in f"{done.output}{done.exception}"
-    write(texts / "b.jsonl", other)
+    write_jsonl(texts / "b.jsonl", other)
     done = ask("read", "study", "a.jsonl", "b.jsonl")
     assert "41 answers, 0 of them given twice (speakers: 1, files: 2)\n" in done.output
     assert "ada: a.jsonl, b.jsonl differ on 3 questions; the latest answers count" in done.output
@@ -205,7 +202,7 @@ def test_votes_name_the_models_whatever_the_sides(texts):
     assert '"models"' not in page
     lines = answered(texts / "study", "ada",
                      lambda i, item: int(item["answers"][1].startswith("swap")))  # fmt: skip
-    write(texts / "a.jsonl", lines)
+    write_jsonl(texts / "a.jsonl", lines)
     facts = json.loads(ask("read", "study", "a.jsonl", "--json").stdout)
     (pair,) = facts["pairs"]
     assert (pair["first"], pair["wins"], pair["losses"]) == ("swap", 6, 0)
@@ -217,7 +214,7 @@ def test_votes_name_the_models_whatever_the_sides(texts):
     assert (judged["title"], judged["votes"], judged["pairs"][0]["wins"]) == ("answers", 6, 6)
     with pytest.raises(DataError, match=r"preferences\.json: exists already"):
         raise ask("read", "study", "a.jsonl", "--out", "preferences.json").exception
-    write(texts / "skips.jsonl", [line | {"answer": "", "skipped": True} for line in lines])
+    write_jsonl(texts / "skips.jsonl", [line | {"answer": "", "skipped": True} for line in lines])
     with pytest.raises(DataError, match="answers: no vote; every question was skipped"):
         raise ask("read", "study", "skips.jsonl").exception
     firsts = [prefer_items("answers.tsv", ["swap", "task"], 6, seed)[1] for seed in range(20)]

@@ -8,8 +8,9 @@ import shutil
 import pytest
 from datasets import Dataset, load_dataset
 from excerpts import DATA, read_jsonl
+from lab_files import write_jsonl
 from processes import layerswap
-from test_mixes import TEMPLATE, TOKENIZER, write_jsonl
+from test_mixes import TEMPLATE, TOKENIZER
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_files import write_jsonl
 
 from layerswap.ground.errors import DataError
 from layerswap.training.mix.build import build_mix, share
 from layerswap.training.mix.schema import parse_mix
 
 TOKENIZER = Path(__file__).parents[2] / "src/layerswap/lab/assets/base"
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def numbered(tmp_path, **sizes):

@@ -1,13 +1,13 @@
 """The ready recipes: their definitions, and each built from small downloaded copies."""
 
 import gzip
-import json
 import re
 
 import pytest
 import yaml
 from datasets import Dataset
 from excerpts import read_lines, read_mgsm
+from lab_files import write_jsonl
 
 from layerswap.ground.errors import RecipeError
 from layerswap.training.mix.build import build_mix
@@ -122,11 +122,6 @@ def test_parallel_files_are_a_mix_of_text_and_translations(tmp_path):
     assert [tally.kept for tally in every.tallies.values()] == [len(english)] * 3
     with pytest.raises(RecipeError, match="give --set path=VALUE --set english=VALUE"):
         read_mix("parallel", {"language": "ig", "name": "Igbo"})
-
-
-def write_jsonl(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
 
 
 LABELS = ("negative", "neutral", "positive")

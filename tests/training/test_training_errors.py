@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from lab_files import write_jsonl
 from merging import refusal
 from safetensors.torch import load_file, save_file
 from small_experts import data_files, train_expert
@@ -174,7 +175,7 @@ def test_a_chat_template_that_fails_names_the_row(tmp_path, base, template, mess
     good = [row("good day")] * 4
     for name in ("train", "validation"):
         lines = [*good[:2], row("taboo")] if name == split else good
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+        write_jsonl(tmp_path / f"{name}.jsonl", lines)
     data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "validation")}
     said = refusal(train_expert, tmp_path, folder, data=data)
     kind = {"train": "row", "validation": "validation row"}[split]
@@ -196,7 +197,7 @@ def test_a_chat_template_is_told_not_to_think(tmp_path, base):
     (folder / "chat_template.jinja").write_text(SWITCHED)
     turns = [{"role": "user", "content": "good"}, {"role": "assistant", "content": "day"}]
     rows = [{"prompt": turns[:1], "completion": turns[1:]}] * 4
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "rows.jsonl", rows)
     spec = {"base": str(folder), "data": {"train": str(tmp_path / "rows.jsonl")}, "think": "off"}
     tokenizer = job.plan_training(check_expert(spec), tmp_path / "out").tokenizer
     assert tokenizer.apply_chat_template(turns, tokenize=False) == "goodA<think></think>day"
