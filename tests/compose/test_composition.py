@@ -22,12 +22,6 @@ def compositions(draw):
     return Composition(layers, {place: draw(BLENDS) for place in all_places(layers)})
 
 
-def test_places_are_five_per_layer_and_four_outside():
-    places = list(all_places(3))
-    assert len(places) == len(set(places)) == 3 * 5 + 4
-    assert places[0] == Place(None, "embedding")
-
-
 def test_refuses_missing_and_unknown_places():
     blends = dict(swap(2).blends)
     blends[Place(2, "mlp")] = blends.pop(Place(1, "mlp"))

@@ -110,11 +110,6 @@ def test_a_file_that_unpacks_to_a_hundred_times_its_size_is_refused(
     assert sum(1 for _ in lines_of(tmp_path / "small.gz")) == 1 << 15
 
 
-def test_each_line_of_a_text_file_is_a_row(tmp_path):
-    (tmp_path / "x.txt").write_text("one\ntwo\n")
-    assert rows_of(tmp_path, path="x.txt") == [{"text": "one"}, {"text": "two"}]
-
-
 def test_a_header_within_a_table_is_no_row(tmp_path):
     (tmp_path / "x.csv").write_text("text,label\na,x\ntext,label\nb,y\n\ufeffText,Label\ntext,z\n")
     assert [row["label"] for row in rows_of(tmp_path, path="x.csv")] == ["x", "y", "z"]

@@ -38,11 +38,6 @@ def test_a_small_mix_has_sensible_defaults():
     assert mix.filters.near_duplicates.threshold == 0.7
 
 
-def test_where_takes_a_value_or_several():
-    mix = parse_mix(GOOD.replace("    prompt", "    where: {lang: sw, n: [1, 2]}\n    prompt"))
-    assert mix.sources["aya"].where == {"lang": ["sw"], "n": [1, 2]}
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -75,14 +75,6 @@ def test_a_total_is_shared_by_weight_and_others_replace_what_a_source_lacks(
     assert {name: tally.looked_at for name, tally in built.tallies.items()} == expected
 
 
-def test_a_share_is_a_sample_of_the_whole_source(tmp_path):
-    built = build(numbered(tmp_path, a=1000) | {"total": 100}, tmp_path)
-    picked = sorted(int(text.split()[-1]) for text in built.train["completion"])
-    assert len(picked) == 100
-    # The mean of 100 of 0..999 has a standard deviation of about 27.
-    assert abs(sum(picked) / 100 - 499.5) < 120
-
-
 @pytest.mark.parametrize(
     ("total", "validation", "held_out"),
     [(None, 0.1, 5), ("all", 0.01, 1), ("all", 0, 0), ("all", 0.999, 49), (20, 0.25, 5),
@@ -99,12 +91,6 @@ def test_validation_may_be_a_share_of_all_rows_or_of_a_total(tmp_path, total, va
 def test_validation_of_more_rows_than_the_sources_hold(tmp_path):
     built = build(numbered(tmp_path, a=21) | {"total": "all", "validation": 50}, tmp_path)
     assert (len(built.train), len(built.validation)) == (11, 10)
-
-
-def test_weights_count_only_for_a_number(tmp_path):
-    mix = changed(numbered(tmp_path, a=30, b=10), a={"weight": 9})
-    assert counts(build(mix | {"total": "all"}, tmp_path)) == {"a": 30, "b": 10}
-    assert counts(build(mix | {"total": 10}, tmp_path)) == {"a": 9, "b": 1}
 
 
 def test_the_seed_decides_and_each_source_can_have_its_own(tmp_path):
