@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from layerswap.checkpoint.loading import load_tokenizer
-from layerswap.deltas import measure_delta
+from layerswap.deltas.atlas import measure_delta
 from layerswap.engine import Sweep
 from layerswap.evaluation.examples import Tokens
 from layerswap.evaluation.linearity import additivity, connectivity
