@@ -21,11 +21,6 @@ def test_one_expert_is_verbatim_whatever_its_weight():
     assert str(Blend.of("a")) == "a"
 
 
-def test_prints_its_weights_sorted_by_expert():
-    assert str(Blend.of({"swahili": 3, "math": 1})) == "0.25 math + 0.75 swahili"
-    assert Blend.of({"b": 1, "a": 3}).experts == ("a", "b")
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

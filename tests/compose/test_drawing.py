@@ -45,4 +45,4 @@ def test_partition_a():
 
 
 def test_soup():
-    assert draw(soup(2, {"a": 1, "b": 3})) == SOUP
+    assert draw(soup(2, {"b": 3, "a": 1})) == SOUP

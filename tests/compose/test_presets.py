@@ -70,17 +70,6 @@ def test_defaults_scale_rounded_half_up(layers, bottom, top):
     assert taken(swap(layers)).count("language") == bottom + top
 
 
-def test_outside():
-    outside = [Place(None, r) for r in ("embedding", "final_norm", "head", "other")]
-    for word, blend in {
-        "blend": Blend.of({"task": 1, "language": 1}),
-        "task": Blend.of("task"),
-        "language": Blend.of("language"),
-    }.items():
-        composition = swap(8, outside=word)
-        assert {composition[place] for place in outside} == {blend}
-
-
 def test_zone_grid_leaves_out_what_does_not_fit():
     grid = list(zone_grid(4, bottom=[1, 4], top=[0, 1], bottom_transition=[0, 3]))
     assert grid == [Zones(1, 0, 0), Zones(1, 0, 3), Zones(1, 1, 0), Zones(4, 0, 0)]

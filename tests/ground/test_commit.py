@@ -67,16 +67,6 @@ def either_way(request, monkeypatch):
 # --- success ---
 
 
-def test_nothing_is_at_the_target_until_the_block_ends(target):
-    with committed(target) as folder:
-        assert folder.parent == target.parent
-        assert folder.name.startswith("out.partial-")
-        write_output(folder, 1)
-        assert not target.exists()
-    assert whole_version(target) == 1
-    assert names(target.parent) == ["out"]
-
-
 def test_overwriting(old, either_way):
     (old / "left over").write_text("of the old output")
     with committed(old, overwrite=True) as folder:

@@ -152,12 +152,6 @@ def test_copies_in_the_kernel_only_on_linux(any_system, tmp_path):
     assert not shared
 
 
-def test_files_and_folders_are_flushed(any_system, tmp_path):
-    (tmp_path / "file").write_bytes(b"x")
-    system.flush(tmp_path / "file")
-    system.flush(tmp_path)
-
-
 def test_folders_are_exchanged_in_one_step_where_the_system_can(any_system, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -85,14 +85,6 @@ def test_a_blend_in_bfloat16_is_rounded_once(tmp_path):
             assert not torch.equal(tensor, twice), "no different from blending in bfloat16"
 
 
-def test_float64_is_accumulated_in_float64(pair, tmp_path):
-    changes = [{NORM: t[NORM].double() * (1 + 1e-12)} for t in map(tensors_of, pair)]
-    for folder, change in zip(pair, changes, strict=True):
-        change_tensors(folder, change)
-    result = tensors_of(ls.soup(list(pair)).save(tmp_path / "out"))
-    check_equal(result[NORM], (changes[0][NORM] + changes[1][NORM]) / 2)
-
-
 @pytest.mark.parametrize(
     ("one", "other", "dtype"),
     [

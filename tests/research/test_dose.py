@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from research.figures import save_svg
 
-from research import dose, languages
+from research import answers, dose, labels, languages, transfer
 
 
 def test_the_dose_evaluates_the_experts_that_it_trains():
@@ -36,11 +37,15 @@ def test_a_larger_dose_shares_what_a_smaller_shares_with_the_test():
         assert small <= middle <= whole
 
 
-@pytest.mark.slow
-def test_the_curve_is_that_of_the_recorded_scores(tmp_path):
-    from research.figures import save_svg
+FIGURES = {
+    dose.FIGURE: dose.draw, answers.FIGURE: answers.draw, labels.FIGURE: labels.draw,
+    transfer.CHART: transfer.draw_summary,
+}  # fmt: skip
 
-    save_svg(dose.draw(), tmp_path / "dose")
-    assert (tmp_path / "dose.svg").read_text("utf-8") == dose.FIGURE.with_suffix(".svg").read_text(
-        "utf-8"
-    )
+
+@pytest.mark.slow
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_a_figure_is_that_of_the_recorded_scores(figure, tmp_path):
+    save_svg(FIGURES[figure](), tmp_path / "drawn")
+    drawn = (tmp_path / "drawn.svg").read_text("utf-8")
+    assert drawn == figure.with_suffix(".svg").read_text("utf-8")

@@ -41,10 +41,7 @@ def test_whole_tables_are_files_beside_the_pages(tables):
 
 
 @pytest.mark.slow
-def test_the_readmes_chart_is_that_of_the_recorded_scores(tmp_path):
-    transfer.save_svg(transfer.draw_summary(), tmp_path / "summary")
-    drawn = (tmp_path / "summary.svg").read_text("utf-8")
-    assert drawn == transfer.CHART.with_suffix(".svg").read_text("utf-8")
+def test_the_readme_has_the_numbers_of_its_chart():
     readme = (transfer.HERE.parent / "README.md").read_text("utf-8")
     assert f"]({transfer.CHART.relative_to(transfer.HERE.parent)}.svg)" in readme
     shown = {name: f"{100 * interval.mean:.1f}" for name, interval in transfer.summary()}
