@@ -208,6 +208,26 @@ def test_refusals(text, messages):
     assert refusal(text).split("\n") == ["r.yaml" + message for message in messages]
 
 
+def test_all_mistakes_of_single_keys_then_all_over_several():
+    text = """experts: {task: a, language: b}
+swap: {botom: 1, language: langage}
+dtype: int8
+max_shard_size: 5 pounds
+places:
+  - take: task
+  - {layers: 3, take: tusk}
+"""
+    assert refusal(text).split("\n") == [
+        "r.yaml, line 2: swap.botom: unknown key; did you mean 'bottom'?",
+        "r.yaml, line 3: dtype: 'int8' is not allowed; there are bfloat16, float16, float32",
+    ]
+    assert refusal(text.replace("botom", "bottom").replace("int8", "float32")).split("\n") == [
+        "r.yaml, line 2: swap.language: no expert 'langage'; did you mean 'language'?",
+        "r.yaml, line 7: places[1].take.tusk: no expert 'tusk'; did you mean 'task'?",
+        "r.yaml, line 4: max_shard_size: '5 pounds' is not a size; write for example 5GB or 500MB",
+    ]
+
+
 def test_a_cycle_through_others_is_found():
     text = "experts:\n  a: {soup: [b]}\n  b: {soup: [a]}\n  c: x\nsoup: {experts: [a, c]}"
     assert refusal(text).split("\n") == [
