@@ -145,12 +145,18 @@ def test_an_adapter_has_the_names_in_memory(family, tmp_path, bake):
 
 @pytest.mark.parametrize("first", ["task", "language"])
 def test_adapters_of_two_classes_have_the_names_of_their_bases_class(family, tmp_path, first):
-    names = enumerate(("task", "language"))
-    adapters = {n: write_adapter(tmp_path / n, family["base"], seed, 4) for seed, n in names}
+    norm, adapters = "base_model.model.model.layers.1.input_layernorm.weight", {}
+    for seed, name in enumerate(("task", "language")):
+        adapters[name] = write_adapter(
+            tmp_path / name, family["base"], seed, 4, modules_to_save=["input_layernorm"]
+        )
+        file = adapters[name] / "adapter_model.safetensors"
+        save_file({**load_file(file), norm: torch.full((WIDTH,), 1.0 + seed)}, file)
     plan_of(**adapters, base=family["base"]).save(tmp_path / "expected")
     file = adapters[first] / "adapter_model.safetensors"
     save_file({n.replace(".model.layers", ".layers"): t for n, t in load_file(file).items()}, file)
-    plan_of(**adapters, base=family["base"]).save(tmp_path / "out")
+    bare = renamed(family["base"], tmp_path / "bare", lambda name: name.removeprefix("model."))
+    plan_of(**adapters, base=bare).save(tmp_path / "out")
     assert same_tensors(tensors_of(tmp_path / "out"), tensors_of(tmp_path / "expected"))
 
 

@@ -257,17 +257,17 @@ def write_adapter(folder: Path, plan: Plan, task: str | None = None) -> None:
         for side, matrix in (("A", factors.a), ("B", factors.b)):
             kind = "embedding_" + side if embedding else f"{side}.weight"
             tensors[f"base_model.model.{path}.lora_{kind}"] = narrowed(matrix, dtype)
-    saved = {_in_memory(plan, name): inputs for name, inputs in saved_tensors(plan)}
-    whole = {names.get(canonical(name), name): inputs for name, inputs in saved.items()}
-    for name, inputs in whole.items():
-        read = [_read_saved(plan, expert, name) for expert, _ in inputs]
-        value = blend(read, [weight for _, weight in inputs])
-        tensors[f"base_model.model.{name}"] = narrowed(value, dtype)
+    whole = []
+    for stored, weights in saved_tensors(plan):
+        name = _in_memory(plan, stored)
+        whole.append(names.get(canonical(name), name))
+        value = blend([_read_saved(plan, n, stored) for n, _ in weights], [w for _, w in weights])
+        tensors[f"base_model.model.{whole[-1]}"] = narrowed(value, dtype)
     for name, tensor in tensors.items():
         if not is_finite(tensor, dtype):
             raise MergeError(f"tensor {name!r} of the adapter holds NaN or infinity")
     _write_weights(folder / ADAPTER_WEIGHTS, tensors, dtype)
-    write_json(folder / ADAPTER_CONFIG, {**config, **_config(plan, ranks, [*whole])})
+    write_json(folder / ADAPTER_CONFIG, {**config, **_config(plan, ranks, whole)})
     write_adapter_documents(folder, plan, max(lost.values(), default=0.0))
 
 
