@@ -166,16 +166,16 @@ def start_of(name: str) -> str:
     return ".".join(words if parsed.layer is None else ["#", *words])
 
 
-def loads(name: str, config: Mapping[str, Any]) -> bool | None:
-    """True if a class of transformers has tensors called so; None for unknown classes.
+def loaded(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, bool]:
+    """Tell of tensors if a class of transformers has some called so; empty for unknown classes.
 
     Compares the words before a layer and the first two words in it, not the whole name.
     """
-    stems, stack = stems_of(config), parse_name(name).stack
-    if not stems:
-        return None
-    found = stack is None or any(f".{stem}".endswith(f".{stack}") for stem in stems)
-    return found and config.get("model_type") in CLASSES["starts"].get(start_of(name), ())
+    stems, kind = [f".{stem}" for stem in stems_of(config)], config.get("model_type")
+    stacks = {name: parse_name(name).stack for name in names} if stems else {}
+    found = {s: s is None or any(e.endswith(f".{s}") for e in stems) for s in {*stacks.values()}}
+    starts = {start for start, kinds in CLASSES["starts"].items() if kind in kinds}
+    return {name: found[stack] and start_of(name) in starts for name, stack in stacks.items()}
 
 
 def stems_of(config: Mapping[str, Any]) -> list[str]:

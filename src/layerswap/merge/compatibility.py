@@ -14,7 +14,7 @@ from typing import Any
 from layerswap.checkpoint import Checkpoint, Place, TensorInfo, text_config
 from layerswap.checkpoint.configuration import encoder_layers
 from layerswap.checkpoint.loading import missing_tensors
-from layerswap.checkpoint.names import in_layers, loads, needed_starts, start_of, with_text
+from layerswap.checkpoint.names import in_layers, loaded, needed_starts, start_of, with_text
 from layerswap.checkpoint.places import HEAD, pattern_advice
 from layerswap.checkpoint.read import equal_anywhere, first_floats, same_sample
 from layerswap.checkpoint.remote import RemoteFile
@@ -97,8 +97,8 @@ def check_complete(checkpoint: Checkpoint) -> None:
     Names that differ from those of the class are a reason to ask transformers, which takes seconds.
     """
     config, needed = checkpoint.config, needed_starts(checkpoint.config)
-    known = {n: loads(n, config) for n, p in checkpoint.places.items() if p.role != "other"}
-    if checkpoint.quantised or not needed or None in known.values():
+    known = loaded((n for n, p in checkpoint.places.items() if p.role != "other"), config)
+    if checkpoint.quantised or not needed or not known:
         return
     layers: dict[int | None, set[str]] = {}
     for name in known:
@@ -111,7 +111,7 @@ def check_complete(checkpoint: Checkpoint) -> None:
     lost = [name for name in missing or () if in_layers(name) or start_of(name) in needed]
     none = missing is None and not any(known[name] for name in filter(in_layers, known))
     if lost or none:
-        other = next((name for name, loaded in known.items() if not loaded), None)
+        other = next((name for name, has in known.items() if not has), None)
         remedy = f"convert names such as {other!r} to those of transformers" if other else (
             "export or download the checkpoint again"
         )  # fmt: skip
