@@ -8,9 +8,10 @@ import torch
 import transformers as tf
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from tests.helpers.merging import change_config, refusal, tensors_of, tiny_llama
+from tests.helpers.merging import change_config, change_tensors, refusal, tensors_of, tiny_llama
 
 import layerswap as ls
+from layerswap.checkpoint.places import HEAD
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
          "num_attention_heads": 4, "max_position_embeddings": 66, "pad_token_id": 1}  # fmt: skip
@@ -18,6 +19,7 @@ MT5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "
        "num_decoder_layers": 2}  # fmt: skip
 CLASSIFIER = "XLMRobertaForSequenceClassification"
 LABELS = ["entailment", "neutral", "contradiction"]
+POOLER = "pooler.dense.weight"
 
 
 def _save(model, folder, seed, labels=None):
@@ -72,9 +74,12 @@ def test_a_swap_of_a_classifier_and_a_masked_language_model_of_the_hub(tmp_path)
 def test_a_head_comes_from_no_model_of_another_class(tmp_path):
     task = _save(_xlmr(CLASSIFIER), tmp_path / "t", 1)
     language = _save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / "l", 2)
-    assert "the head cannot come from language" in refusal(
-        ls.swap, task=task, language=language, outside="language"
-    )
+    message = refusal(ls.swap, task=task, language=language, outside="language")
+    assert message.startswith("the head cannot come from language: the output is a model of class")
+    swap = "swap: {task: task, language: sw, outside: language}"
+    remedy = message.partition("with `")[2].removesuffix("`")
+    text = f"{{experts: {{task: {task}, sw: {language}}}, {swap}, {remedy}}}"
+    assert [*ls.make_plan(ls.parse_recipe(text)).composition[HEAD].experts] == ["task"]
 
 
 def test_deltas_of_heads_that_the_base_lacks_and_the_remedy(tmp_path):
@@ -110,7 +115,9 @@ def test_heads_of_other_labels_are_not_averaged(tmp_path):
     a = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "a", 1, LABELS)
     b = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "b", 2, ["sports", "science", "politics"])
     assert refusal(ls.swap, task=a, language=b).startswith("labels differ: entailment, neutral")
-    ls.swap(task=a, language=b, outside="task").save(tmp_path / "out")
+    for outside, labels in (("task", LABELS), ("language", ["sports", "science", "politics"])):
+        out = ls.swap(task=a, language=b, outside=outside).save(tmp_path / outside)
+        assert [*json.loads((out / "config.json").read_text())["id2label"].values()] == labels
     c = _save(_xlmr(CLASSIFIER, num_labels=3), tmp_path / "c", 3)
     assert ls.soup([a, c]).notes == [
         "expert_2 does not name its labels: they are taken in the order of expert_1's"
@@ -134,8 +141,20 @@ def test_an_encoder_without_a_head_is_not_tied(tmp_path):
     places = "[{layers: outside, roles: [head], take: a}]"
     recipe = f"{{experts: {{a: {a}, b: {b}}}, soup: {{experts: [a, b]}}, places: {places}}}"
     ls.make_plan(ls.parse_recipe(recipe)).save(tmp_path / "out")
-    name = "pooler.dense.weight"
-    assert torch.equal(tensors_of(tmp_path / "out")[name], tensors_of(a)[name])
+    change_tensors(Path(b), {"pooler.dense.weight": None, "pooler.dense.bias": None})
+    alone = ls.swap(task=a, language=b)
+    assert f"language: it gets the head of {a}: it has no pooler" in alone.notes
+    for folder in (tmp_path / "out", alone.save(tmp_path / "alone")):
+        assert torch.equal(tensors_of(folder)[POOLER], tensors_of(a)[POOLER])
+
+
+def test_a_tied_model_with_positions_may_store_its_matrix_as_head(tmp_path):
+    words, head = "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.weight"
+    a, b = (_save(_xlmr("XLMRobertaForMaskedLM"), tmp_path / str(i), i) for i in (1, 2))
+    change_tensors(Path(a), {words: None, head: (ours := tensors_of(a)[words])})
+    out = tensors_of(ls.soup([a, b]).save(tmp_path / "out"))
+    torch.testing.assert_close(out[head], (ours + tensors_of(b)[words]) / 2)
+    assert words not in out
 
 
 def _adapter(folder, model, base, seed, **settings):
@@ -205,6 +224,12 @@ def test_the_pooler_and_the_labels_that_peft_did_not_save(tmp_path):
     notes = ls.swap(task=task, language=language, bottom=1, top=1).notes
     assert any("lacks 2 tensors of its class" in note and "pooler" in note for note in notes)
     assert any("task and language do not name their labels" in note for note in notes)
+    torch.manual_seed(7)
+    tf.BertForPreTraining(tf.BertConfig(**SMALL)).save_pretrained(base)
+    plan = ls.swap(task=task, language=language, bottom=1, top=1, bake=True)
+    assert not any("lacks" in note for note in plan.notes)
+    found, name = tensors_of(plan.save(tmp_path / "full")), f"bert.{POOLER}"
+    assert torch.equal(found[name], tensors_of(base)[name])
     for folder, labels in ((task, ["no", "yes"]), (language, ["yes", "no"])):
         (Path(folder) / "config.json").write_text(json.dumps({"id2label": dict(enumerate(labels))}))
     out = ls.swap(task=task, language=language, bottom=1, top=1).save(tmp_path / "out")

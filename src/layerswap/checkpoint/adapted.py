@@ -247,9 +247,15 @@ def _with_task(base: Checkpoint, adapter: Adapter) -> tuple[Checkpoint, tuple[st
         config["label2id"] = {label: row for row, label in enumerate(labels)}
     if not base.tensors:
         return replace(base, config=config), ()
-    base = base.with_head(head, config)  # PEFT saves no pooler by itself
-    lost = missing_tensors(config, {n: info.shape for n, info in base.tensors.items()})
-    return base, () if not lost else (
+    of_base = {n: info for n, info in base.tensors.items() if base.places[n] == HEAD}
+    new = renaming(head, of_base)
+    head = {new.get(name, name): info for name, info in head.items()}
+    base = base.with_head(head, config)
+    lost = missing_tensors(config, {n: info.shape for n, info in base.tensors.items()}) or set()
+    cores = {*map(canonical, lost)}  # such as a pooler, which PEFT does not save by itself
+    kept = {name: info for name, info in of_base.items() if canonical(name) in cores}
+    lost = {name for name in lost if canonical(name) not in {*map(canonical, kept)}}
+    return base.with_head({**kept, **head}, config), () if not lost else (
         f"lacks {len(lost)} tensors of its class that its base lacks too, such as {min(lost)!r}: "
         "transformers makes them at random; train it with their modules in modules_to_save",
     )

@@ -134,7 +134,7 @@ class Checkpoint:
             if (place.role in ("embedding", "head") or (name in roleless and place.layer is None))
             and name in self.tensors
             and self.tensors[name].shape[:1] == (size,)
-            and not any(word in name for word in ("position", "wpe"))
+            and not of_positions(name)
         )
 
     @cached_property
@@ -270,10 +270,14 @@ class Checkpoint:
         rows = {
             tensor: info.shape[0]
             for tensor, info in self.tensors.items()
-            if self.places[tensor].role == "embedding" and len(info.shape) == 2
+            if self.places[tensor].role == "embedding"
+            and len(info.shape) == 2
+            and not of_positions(tensor)
         }
         size = text_config(self.config).get("vocab_size")
-        if rows and isinstance(size, int) and size not in rows.values():
+        # Mllama and Moshi embed more tokens than their heads, which have a row for each, write.
+        known = {*rows.values(), *(self.tensors[n].shape[0] for n in self.heads & {*self.tensors})}
+        if rows and isinstance(size, int) and size not in known:
             tensor, count = next(iter(rows.items()))
             raise MergeError(
                 f"{name}: its config has vocab_size {size}, but {tensor!r} {count} rows"
@@ -432,6 +436,11 @@ class Checkpoint:
             layer = self.places[name].layer
             if layer is not None and len(info.shape) == 2 and info.dtype in FLOAT_DTYPES:
                 yield name, info
+
+
+def of_positions(name: str) -> bool:
+    """True for an embedding of positions."""
+    return "position" in name or "wpe" in name
 
 
 def without_unshared(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:

@@ -371,7 +371,11 @@ def _in_one_tie(
     If training untied one checkpoint, each tied checkpoint gets a copy of its embedding as head. If
     all heads are such copies, they are left out.
     """
-    full = {name: c for name, c in checkpoints.items() if any(c.embeddings)}
+    full = {
+        name: c
+        for name, c in checkpoints.items()
+        if any(c.embeddings) and not (c.only_matrix and c.places[c.only_matrix] == HEAD)
+    }
     heads = frozenset(head for c in full.values() for head in c.heads)
     tied = [name for name, c in full.items() if not c.heads or c.tied]
     if not tied:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint
+from layerswap.checkpoint.adapted import OF_LABELS
 from layerswap.checkpoint.places import HEAD
 from layerswap.compose.blend import Operation
 from layerswap.compose.composition import Composition
@@ -56,7 +57,8 @@ def _with_head(checkpoint: Checkpoint, first: Checkpoint, *, noted: bool) -> Che
         return checkpoint
     left_out = own.keys() - head or checkpoint.labelled
     kept = f"its head is left out: {differ}" if left_out else ""
-    note = kept or (f"it gets the head of {first.identity}: {differ}" if first.writes else "")
+    gets = first.writes or checkpoint.class_name == first.class_name
+    note = kept or (f"it gets the head of {first.identity}: {differ}" if gets else "")
     config = {**checkpoint.config, "architectures": first.config.get("architectures")}
     return replace(
         checkpoint.with_head(head, config),
@@ -72,6 +74,8 @@ def _differ(checkpoint: Checkpoint, first: Checkpoint) -> str | None:
             f"it is a model of class {checkpoint.class_name}, and the output of class "
             f"{first.class_name}"
         )
+    if first.headless and _head(first).keys() > _head(checkpoint).keys():
+        return "it has no pooler"
     counts = [_rows(c) for c in (checkpoint, first)] if first.labelled else [0, 0]
     if counts[0] != counts[1] and all(counts):
         return f"it has {counted(counts[0], 'label')}, and the output has {counts[1]}"
@@ -94,10 +98,10 @@ def check_heads(
     first, blend = next(iter(experts.values())), composition[HEAD]
     own = [n for n, c in experts.items() if n in blend.experts and not c.borrowed]
     if not own and any(experts[name].borrowed for name in blend.experts if name in experts):
-        name = blend.experts[0]
+        giver = next((name for name, expert in experts.items() if not expert.borrowed), "")
         raise MergeError(
-            f"the head cannot come from {name}: the output is a model of class "
-            f"{first.class_name} with the head of {next(iter(experts))}, and {name} has another"
+            f"the head cannot come from {blend.experts[0]}: the output is a model of class "
+            f"{first.class_name} with the head of {giver}; {_remedy(giver)}"
         )
     deltas = any(isinstance(member, Operation) and member.base for member in blend.members)
     if len(own) < 2:
@@ -119,7 +123,7 @@ def check_heads(
 
 def _remedy(name: str) -> str:
     return (
-        "take the head from one of them, in a recipe with "
+        "take the head from one expert, in a recipe with "
         f"`places: [{{layers: outside, roles: [head], take: {name}}}]`"
     )
 
@@ -171,6 +175,17 @@ def label_notes(
     if len({*filter(None, kinds.values())}) > 1:
         each = ", ".join(f"{kind} in {name}" for name, kind in kinds.items())
         yield f"problem_type is {each}; the output uses {reference.identity}'s"
+
+
+def labels_of_head(
+    composition: Composition, experts: Mapping[str, Checkpoint], reference: Checkpoint
+) -> dict[str, Any]:
+    """The settings of other labels than the reference's, if one expert alone gives the head."""
+    giver = [experts[name] for name in composition[HEAD].experts if name in experts]
+    labels = labels_of(giver[0]) if len(giver) == 1 else []
+    if not labels or sorted(labels) == sorted(labels_of(reference)):
+        return {}
+    return {key: giver[0].config[key] for key in OF_LABELS if key in giver[0].config}
 
 
 def label_tensors(checkpoint: Checkpoint) -> Iterable[str]:

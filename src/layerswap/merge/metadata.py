@@ -17,7 +17,7 @@ from layerswap.checkpoint import (
     read_json_object,
     text_config,
 )
-from layerswap.checkpoint.adapted import adapted
+from layerswap.checkpoint.adapted import OF_LABELS, adapted
 from layerswap.checkpoint.adapter import ADAPTER_CONFIG
 from layerswap.checkpoint.given import CONFIG
 from layerswap.checkpoint.header import is_gguf
@@ -31,7 +31,7 @@ from layerswap.ground.commit import write_json
 from layerswap.ground.errors import CheckpointError, LayerswapError, visible
 from layerswap.ground.strict_json import open_source, quoted, read_source
 from layerswap.ground.yaml_file import dump_yaml, parse_yaml
-from layerswap.merge.heads import MODULES, embeds
+from layerswap.merge.heads import MODULES, embeds, labels_of_head
 from layerswap.merge.plan import Plan
 from layerswap.merge.target import RECORD
 from layerswap.merge.tokenizers import (
@@ -423,6 +423,8 @@ def left_out_notes(plan: Plan) -> list[str]:
 
 def _config(plan: Plan) -> dict[str, Any]:
     config = without_code(plan.reference.config)
+    if labels := labels_of_head(plan.composition, plan.used, plan.reference):
+        config = {key: value for key, value in config.items() if key not in OF_LABELS} | labels
     dtypes = {t.dtype for t in plan.tensors if t.dtype in FLOAT_CODES}
     if len(dtypes) == 1 and not plan.reference.quantised:
         set_dtype(config, FLOAT_CODES[dtypes.pop()])
