@@ -58,7 +58,8 @@ def answered(asked: Mapping[str, Question], out: Path, *, seeds: int, n: int) ->
 
     graph = plan(asked, seeds=seeds, n=n)
     functions = {"base": make_base, "pair": score_pair, "answer": write_answer}
-    run_graph(graph, out, functions, log=lambda line: typer.echo(line, err=True)).check()
+    if run_graph(graph, out, functions, log=lambda line: typer.echo(line, err=True)).failed:
+        raise typer.Exit(1)
     folders = {name: StudyJournal(out, graph).folder(f"answer/{name}") for name in asked}
     return {
         name: (folder / ANSWER).with_suffix(".md").read_text("utf-8")

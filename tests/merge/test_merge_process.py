@@ -83,7 +83,7 @@ root = Path(sys.argv[1])
 names = ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))]
 for name, megabytes in {"small": 150, "large": 600}.items():
     rows = megabytes * 10**6 // 3 // 4096
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2,
+    config = {"model_type": "llama", "architectures": ["OtherForCausalLM"], "num_hidden_layers": 2,
               "intermediate_size": rows}
     for expert in ("task", "language"):
         write_model(root / name / expert, config, dict.fromkeys(names, ("F32", (rows, 1024))), 0)
