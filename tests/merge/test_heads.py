@@ -236,9 +236,15 @@ def test_the_pooler_and_the_labels_that_peft_did_not_save(tmp_path):
     name = "base_model.model.classifier.weight"
     a, b, mean = (load_file(f"{f}/adapter_model.safetensors")[name] for f in (task, language, out))
     torch.testing.assert_close(mean, (a + b.flip(0)) / 2)
-    file = Path(task) / "adapter_model.safetensors"  # as of mT5, whose head has another name
-    save_file({n: t for n, t in load_file(file).items() if ".lora_" in n}, file)
-    notes = ls.swap(task=task, language=language, bottom=1, top=1).notes
+    kept = base.rename(tmp_path / "kept")
+    tf.BertForSequenceClassification(tf.BertConfig(**SMALL)).save_pretrained(base)
+    for folder in (language, task):  # as of mT5, whose head has another name
+        file = Path(folder) / "adapter_model.safetensors"
+        save_file({n: t for n, t in load_file(file).items() if ".lora_" in n}, file)
+        if folder == language:
+            out = ls.swap(task=task, language=language).save(tmp_path / "alone")
+            assert torch.equal(load_file(out / "adapter_model.safetensors")[name], a)
+    notes = ls.swap(task=task, language=language, base=kept, bottom=1, top=1).notes
     assert any("saves no head for its class BertForSequence" in note for note in notes)
 
 

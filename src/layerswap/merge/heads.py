@@ -74,6 +74,9 @@ def _differ(checkpoint: Checkpoint, first: Checkpoint) -> str | None:
             f"it is a model of class {checkpoint.class_name}, and the output of class "
             f"{first.class_name}"
         )
+    trains = [any(c.places.get(n) == HEAD for n in c.changed) for c in (checkpoint, first)]
+    if first.labelled and trains == [False, True]:
+        return "it trains no head"
     if first.headless and _head(first).keys() > _head(checkpoint).keys():
         return "it has no pooler"
     counts = [_rows(c) for c in (checkpoint, first)] if first.labelled else [0, 0]
