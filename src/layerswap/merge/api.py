@@ -106,6 +106,7 @@ def make_plan(
     together, drop = check_together(together, aligned=alignment is not None)
     sources = replace(sources, together=together)
     first = next(iter(sources.experts.values()))
+    form.check_source(first)
     skip = drop.union(first.vocabulary_rows if alignment else ())
     if sources.base is not None:
         skip |= sources.base.borrowed

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from layerswap.checkpoint import atomic_folder, read_header
+from layerswap.checkpoint import Checkpoint, atomic_folder, read_header
 from layerswap.checkpoint.loading import (
     load_config,
     load_generation_config,
@@ -69,10 +69,13 @@ class FolderFormat(Format):
     }
     moves_layers = True
 
+    def check_source(self, first: Checkpoint) -> None:
+        """Refuse weights that lack tensors of their class."""
+        check_complete(first)
+
     def check(self, plan: Plan) -> None:
-        """Also refuse tensors that transformers would fill at random, and modules as pickles."""
+        """Also refuse modules as pickles."""
         super().check(plan)
-        check_complete(plan.reference)
         copied_modules(plan)
 
     def shards(self, plan: Plan) -> list[Shard]:

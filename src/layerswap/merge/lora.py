@@ -122,6 +122,9 @@ class AdapterFormat(FolderFormat):
         """Empty: an adapter is computed and written whole."""
         return []
 
+    def check_source(self, first: Checkpoint) -> None:
+        """Nothing: the base's own names and weights stay as they are."""
+
     def check(self, plan: Plan) -> None:
         """Refuse merge methods, because their results are not low-rank deltas."""
         copied_modules(plan)
@@ -302,7 +305,7 @@ def _saved_modules(plan: Plan, names: list[str]) -> list[str]:
 
 
 def _config(plan: Plan, ranks: dict[str, int], whole: list[str]) -> dict[str, Any]:
-    """What a merge sets in the configuration; alpha is the rank, so that every scaling is 1."""
+    """The settings of the merged adapter; alpha equals the rank, so every scaling is 1."""
     assert plan.base is not None
     # Readers without patterns (vLLM) take r as the largest rank, and alpha / r as 1.
     most = max(ranks.values(), default=1)

@@ -444,6 +444,10 @@ class Format(ABC):
         """Align the rows of the checkpoints to one vocabulary; None if they share it."""
         return align(recipe, checkpoints, base)
 
+    def check_source(self, first: Checkpoint) -> None:
+        """Refuse a first expert without tensors that the output needs, once for all plans."""
+        return
+
     def check(self, plan: Plan) -> None:
         """Refuse a composition that the format cannot hold."""
         check_roles(plan.composition, plan.reference)
