@@ -36,7 +36,8 @@ from layerswap.checkpoint.read import zero_samples
 from layerswap.ground.errors import CheckpointError, error_context
 from layerswap.ground.strict_json import quoted, read_json_object
 
-OF_LABELS = ("id2label", "label2id", "problem_type")
+LABELS = ("id2label", "label2id")
+OF_LABELS = (*LABELS, "problem_type")
 """Settings of an adapter's `config.json`; all others are the base's."""
 
 
@@ -124,7 +125,7 @@ class AdaptedModel(Checkpoint):
     def merged(
         self, adapters: Collection[AdaptedModel], task: str | None = None
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """Return the configuration of an output of merged adapters, and the names for its class.
+        """Return the configuration of a merged adapter, and the names of tensors for its class.
 
         The configuration decides which class of the base PEFT opens. Most adapters have the names
         of their base, and no names are returned. For others transformers is asked; the first class

@@ -14,8 +14,8 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ALLOWED_FILES = (
     "*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "[0-9]_*/*.safetensors"
 )  # fmt: skip
-"""Files to download: weights, configuration, tokenizer and card. Never pickles, never code. The
-last are modules of sentence-transformers, such as `2_Dense`, needed where weights stay remote."""
+"""Files to download: weights, configuration, tokenizer and card, but no pickles and no code. The
+last pattern is for modules of sentence-transformers (`2_Dense`), if other weights stay remote."""
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "sentencepiece.bpe.model",
     "spiece.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",

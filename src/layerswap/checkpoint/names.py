@@ -179,20 +179,20 @@ def loaded(names: Iterable[str], config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def stems_of(config: Mapping[str, Any]) -> list[str]:
-    """What may stand before the layers of the class of a configuration; empty if unknown."""
+    """The prefixes of layers that a configuration's class loads; empty for unknown classes."""
     class_name = class_of(config)
     return [stem for stem, classes in CLASSES["layers"].items() if class_name in classes]
 
 
 def needed_starts(config: Mapping[str, Any]) -> set[str]:
-    """What `start_of` gives for the tensors that classes of a type have, but for their heads."""
+    """The starts (`start_of`) of all tensors of a model type, without those of heads."""
     listed = CLASSES["starts"].items()
     kind = config.get("model_type")
     return {start for start, kinds in listed if kind in kinds and start.split(".")[0] not in HEADS}
 
 
 def _common_prefix(names: Collection[str], config: Mapping[str, Any]) -> str | None:
-    """Find the prefix of a wrapper that all names share; None without one.
+    """Find the common prefix of all names that a wrapper added; None without a wrapper.
 
     A module that holds the model, whatever it is called, stands before the layers of its class.
     """

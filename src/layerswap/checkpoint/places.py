@@ -36,7 +36,7 @@ from layerswap.ground.errors import CheckpointError, RecipeError
 _TABLE: Mapping[str, Mapping[str, str]] = json.loads(
     Path(__file__).with_name("places.json").read_text("utf-8")
 )
-"""Part of a name -> family, format or reason -> words, besides those of `classes.json`."""
+"""Words of names that `classes.json` lacks: part of a name -> origin -> words."""
 
 
 def _words(part: str) -> frozenset[str]:
@@ -55,7 +55,7 @@ SHARED = _words("shared")
 """Modules that several layers share: stored in one layer, without belonging to it."""
 _LEAVES = _words("leaves")
 OWNERS = {role: _words(f"owners/{role}") for role in ("attention", "mlp", "norm", "other")}
-"""Directly inside a layer: role -> modules and parameters with that role."""
+"""Role -> modules and parameters directly inside a layer."""
 INSIDE = {role: _words(f"inside/{role}") | _LEAVES for role in OWNERS}
 """Below an owner: role -> words that may follow, besides numbers (experts, per-head norms) and
 numbered experts (`expert_3`: NLLB-MoE, Switch)."""

@@ -37,7 +37,8 @@ LanguageExpert = Annotated[str, _LANGUAGE_EXPERT]
 OutFolder = Annotated[Path, Option(help="Folder to create.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Overwrite an output that layerswap wrote.")]
 Threads = Annotated[
-    int | None, Option(min=1, show_default="the usable processors", help="Number of threads.")
+    int | None,
+    Option(min=1, show_default="one for each usable processor", help="Number of threads."),
 ]
 Axis = Annotated[
     Literal["input", "output"],

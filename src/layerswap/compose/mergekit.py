@@ -375,7 +375,7 @@ def _nearest(place: Place, blends: Mapping[Place, Blend]) -> Blend:
 
 
 def _positions(stack: Iterable[StackSlice]) -> list[tuple[StackSlice, int, float]]:
-    """Return each layer's slice, its number in the models, and its position in the slice, 0..1."""
+    """Return each layer's slice, number in the models, and position in the slice (0 to 1)."""
     return [
         (stack_slice, layer, i / last if last else 1.0)
         for stack_slice in stack

@@ -195,7 +195,7 @@ class Choice:
 
 
 class InEnglish(NamedTuple):
-    """Mean score of the task experts in English: the score with a perfect translator."""
+    """The mean score of the task experts in English, as with a perfect translator."""
 
     score: Interval
     parallel: bool  # true if the documents are those of the language, by their right answers
@@ -434,7 +434,7 @@ def plain(value: Any) -> dict[str, Any] | None:
 
 
 def _road(model: Condition) -> tuple[int, Road]:
-    """The place of a model's road in the order of costs, and its kind."""
+    """The rank of a model's road by cost, and the kind of the road."""
     if model.method == FINISHED:
         return len(COSTS) + 1, "finished"
     cheap = ((i, kind) for i, (kind, methods) in enumerate(COSTS) if model.method in methods)

@@ -35,7 +35,7 @@ DOWNLOADED = {
         b"<?xml",
     ): "this is a web page or XML, not the file; download it again",
 }
-"""What a download may leave in place of a file, by first bytes in lower case."""
+"""Leftovers of downloads, by their first bytes in lower case."""
 
 
 def parse_json(data: bytes, where: str, *, infinities: bool = False) -> Any:

@@ -92,7 +92,7 @@ def _placed(checkpoints: Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
 
 
 def check_complete(checkpoint: Checkpoint) -> None:
-    """Refuse weights without some of their class, which transformers would fill at random.
+    """Refuse weights that lack tensors of their class: transformers would fill them at random.
 
     Names that differ from those of the class are a reason to ask transformers, which takes seconds.
     """

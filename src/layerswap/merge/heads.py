@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from layerswap.checkpoint import Checkpoint
-from layerswap.checkpoint.adapted import OF_LABELS
+from layerswap.checkpoint.adapted import LABELS, OF_LABELS
 from layerswap.checkpoint.places import HEAD
 from layerswap.compose.blend import Operation
 from layerswap.compose.composition import Composition
@@ -23,7 +23,6 @@ from layerswap.ground.types import counted
 
 MODULES = "modules.json"
 """The list of modules in a folder of sentence-transformers."""
-LABELS = ("id2label", "label2id")
 DEFAULT_LABEL = re.compile(r"LABEL_\d+")
 
 
@@ -90,7 +89,7 @@ def _head(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _rows(checkpoint: Checkpoint) -> int:
-    """The number of rows of a classifier's head, one for each label; 0 without a head."""
+    """The number of labels in a classifier's head; 0 without a head."""
     return min((info.shape[0] for info in _head(checkpoint).values() if info.shape), default=0)
 
 

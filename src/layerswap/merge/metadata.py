@@ -66,7 +66,7 @@ UNCOPIED = re.compile(
     r"|zero_to_fp32\.py",
     re.IGNORECASE,
 )
-"""Names of a checkpoint's weights in other forms, and of files for readers, training and tools."""
+"""Matches files that no output needs: weights in other forms, texts, leftovers of training."""
 LONGEST_FRONT = 1 << 16
 """Most bytes of a card that are read."""
 

@@ -27,7 +27,7 @@ TEMPLATES = "additional_chat_templates"
 """The folder of a tokenizer's chat templates besides the default."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 TOKEN_ID = re.compile(r"_token_(?:id|ids|index)$")
-"""Matches keys of a configuration that hold ids of tokens."""
+"""Matches the keys of token ids in a configuration."""
 VOCABULARY_SIZES = ("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input")
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 COMPONENTS = ("normalizer", "pre_tokenizer", "model")

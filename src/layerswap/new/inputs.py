@@ -233,7 +233,7 @@ class Inputs:
         return max(16, min(2 * longest, max(longest, 512), room))
 
     def unwritable(self, language: LanguageInput) -> Iterator[str]:
-        """Yield cautions on unknown tokens, and on prompts and answers that are cut."""
+        """Yield cautions on unknown tokens and on cut prompts and answers."""
         if said := unknown_warning(({"text": text} for text in language.texts()), self.tokenizer):
             yield f"The text in {language.name}: {said}."
         task, test = self.task, language.tests.get("test", ())

@@ -457,7 +457,7 @@ def _maps(result: Compared) -> list[Section]:
 
 
 def examples_of(result: Compared, *folders: Path) -> Iterator[Section]:
-    """Show answers of the first pair to test documents, those of the selected model first."""
+    """Show the answers of the first pair's models to test documents, the selected model first."""
     reported = next(iter(result.choice.reported.values()))
     again = result.choice.same(CHOSEN, DEFAULT)
     shown = (result.selected, *BROWSED)

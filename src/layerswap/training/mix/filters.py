@@ -43,7 +43,7 @@ LIKELY, FEWEST_LETTERS = 0.5, 20
 SHINGLE = 5
 """Words or characters of an n-gram by which near-duplicates are found."""
 MAXIMUM_UNITS = {"words": 13, "characters": 20}
-"""Maximum length of the n-grams of evaluation items."""
+"""The largest length of n-grams that are looked up."""
 OVERLAP = 5
 """Words in a run that training text and a test item may not share unseen."""
 _WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+")
